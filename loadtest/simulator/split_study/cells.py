@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 from loadtest.simulator.load import WORKLOADS, at_rate, poisson, read_trace
 from loadtest.simulator.outcome import Targets
-from loadtest.simulator.simulation import AUTO
+from loadtest.simulator.simulation import AUTO, COLLOCATED
+from loadtest.simulator.split_study.runs import Key
 from loadtest.simulator.split_study.search import Search
 from loadtest.simulator.split_study.systems import Pool, Run, System
 from loadtest.workloads.trace import TraceRequest
@@ -18,7 +19,7 @@ from loadtest.workloads.trace import TraceRequest
 TARGETS = {"ttft": Targets(0.4, 0.05), "balanced": Targets(1.0, 0.025), "tpot": Targets(3.0, 0.0125)}
 """By the one of the two that binds."""
 LOADS = (0.4, 0.6, 0.8, 1.0, 1.2)
-"""Of the rate up to which the best fixed system serves nine in ten in time."""
+"""Of the rate up to which the best static system serves nine in ten in time."""
 LONG_PROMPT = 8192
 """Mean tokens from which on a workload's TTFT targets are LONG_TTFT times as long: one such prompt takes most of the
 shortest one alone."""
@@ -48,13 +49,22 @@ class Loads:
     seconds: float
     """Of arrivals in a run, at least."""
     seed: int = 0
+    lives: float = 3.0
+    """Of a mean answer with steps of 15 ms: for so long requests arrive at least."""
 
     def requests(self, workload: str, rate: float) -> list[TraceRequest]:
         """As many as arrive in a run."""
         found = self._all(workload)
-        answers_s = 3 * sum(request.num_output_tokens for request in found) / len(found) * 0.015
+        answers_s = self.lives * sum(request.num_output_tokens for request in found) / len(found) * 0.015
         chosen = at_rate(found, rate, max(self.seconds, answers_s))
         return chosen if workload in self.traces else poisson(chosen, self.seed)
+
+    def key(self, pool: Pool, workload: str, pair: str, rate: float) -> Key:
+        """What tells such a run from others."""
+        return {
+            "workers": pool.name, "workload": workload, "targets": pair, "rate": float(f"{rate:.5g}"),
+            "seconds": self.seconds, "lives": self.lives, "seed": self.seed,
+        }  # fmt: skip
 
     def targets(self, cell_targets: str, workload: str) -> Targets:
         """A pair of targets for a workload."""
@@ -72,24 +82,33 @@ class Compared(NamedTuple):
     """What a cell gave."""
 
     best: Run
-    """Of the fixed systems."""
+    """Of the static systems: all splits of two pools, and one pool with chunks of so many tokens."""
+    by_time: Run
+    """One pool with chunks by time, as mode auto has them."""
     auto: Run
     tried: list[Run]
-    """All fixed systems that were run."""
+    """All static systems that were run."""
     num_left_out: int
 
     @property
     def ratio(self) -> float:
-        """Goodput of auto over that of the best fixed system."""
+        """Goodput of auto over that of the best static system."""
         return self.auto.goodput / max(self.best.goodput, 1e-9)
 
+    @property
+    def ratio_by_time(self) -> float:
+        """The same over one pool with chunks by time."""
+        return self.auto.goodput / max(self.by_time.goodput, 1e-9)
 
-def compare(pool: Pool, targets: Targets, requests: Sequence[TraceRequest], starts: Sequence[System]) -> Compared:
-    """The best fixed system for this load, and auto."""
-    search = Search(pool, targets, requests)
+
+BY_TIME = System(COLLOCATED, paced=True)
+
+
+def compare(search: Search, starts: Sequence[System]) -> Compared:
+    """The best static system for this load, one pool with chunks by time, and auto."""
+    auto, by_time = search.run(System(AUTO)), search.run(BY_TIME)
     best = search.best(starts)
-    auto = search.run(System(AUTO))
-    return Compared(search.runs[best], auto, [search.runs[system] for system in search.fixed], search.num_left_out)
+    return Compared(search.runs[best], by_time, auto, [search.runs[s] for s in search.fixed], search.num_left_out)
 
 
 @lru_cache

@@ -27,7 +27,7 @@ class Turnover(NamedTuple):
 
     compared: Compared
     settled_s: list[float]
-    """After each change, seconds until auto has SETTLED of what the best fixed system of that phase has."""
+    """After each change, seconds until auto has SETTLED of what the best static system of that phase has."""
 
 
 def turnover(pool: Pool, targets: Targets, loads: Loads, phase_s: float) -> Turnover:
@@ -44,7 +44,7 @@ def turnover(pool: Pool, targets: Targets, loads: Loads, phase_s: float) -> Turn
         parts.append([replace(request, at_s=request.at_s + number * phase_s) for request in alone])
         starts = starts or found
     requests = [request for part in parts for request in part]
-    compared = compare(pool, targets, requests, starts)
+    compared = compare(Search(pool, targets, requests), starts)
     played = play(requests, 1.0, AUTO, pool.setup(System(AUTO), targets))
     settled = [
         settled_after(played, targets, number * phase_s, phase_s, SETTLED * best)
@@ -70,6 +70,6 @@ def settled_after(played: Sequence[SimRequest], targets: Targets, from_s: float,
 
 
 def two_speeds(pool: Pool, targets: Targets, loads: Loads, workload: str, load: float) -> Compared:
-    """At a load of the best fixed assignment's capacity."""
+    """At a load of the best static assignment's capacity."""
     rate, starts = capacity(pool, targets, lambda rate: loads.requests(workload, rate))
-    return compare(pool, targets, loads.requests(workload, load * rate), starts)
+    return compare(Search(pool, targets, loads.requests(workload, load * rate)), starts)

@@ -1,4 +1,4 @@
-"""The best fixed system for one load: climbs over the number of prefill workers, and over the chunk of one pool.
+"""The best static system for one load: climbs over the number of prefill workers, and over the chunk of one pool.
 
 Of the splits, and of the chunks, the goodput is taken to have one height: each climb begins in the middle of what looks
 likely, or where it ended at another load, and compares wide steps first. Neighbours are compared only of what is not
@@ -13,13 +13,16 @@ from dataclasses import dataclass
 
 from loadtest.simulator.outcome import Targets
 from loadtest.simulator.simulation import COLLOCATED, STATIC
+from loadtest.simulator.split_study.runs import Key, Runs
 from loadtest.simulator.split_study.systems import CHUNKS, Pool, Run, System, run
 from loadtest.workloads.trace import TraceRequest
 
+ATTAINED = 0.9
+"""A share of requests in time that counts as served."""
 ALL = 0.995
 """A share of requests in time with which no other system is looked for."""
 FIRST_CHUNK = 1024
-WORTH = 0.8
+WORTH = 0.9
 """Of the best goodput found, what a kind of system must have for its neighbours to be compared."""
 
 
@@ -33,19 +36,30 @@ class _Climb:
 class Search:
     """Runs systems over one load, each once."""
 
-    def __init__(self, pool: Pool, targets: Targets, requests: Sequence[TraceRequest]) -> None:
+    def __init__(
+        self,
+        pool: Pool,
+        targets: Targets,
+        requests: Sequence[TraceRequest],
+        known: Runs | None = None,
+        key: Key | None = None,
+    ) -> None:
+        """`known` has runs of earlier searches; of this load those of `key`."""
         self._pool, self._targets, self._requests = pool, targets, requests
+        self._known, self._key = known or Runs(), key or {}
         self.runs: dict[System, Run] = {}
 
     def run(self, system: System) -> Run:
         """What the system does with the load."""
-        found = self.runs.get(system)
+        found = self.runs.get(system) or self._known.find(self._key, system)
         if found is None:
-            found = self.runs[system] = run(system, self._pool, self._targets, self._requests)
+            found = run(system, self._pool, self._targets, self._requests)
+            self._known.add(self._key, system, found)
+        self.runs[system] = found
         return found
 
     def best(self, starts: Sequence[System] = ()) -> System:
-        """The best fixed system that was found; `starts` are where the climbs begin, as known from another load."""
+        """The best static system that was found; `starts` are where the climbs begin, as known from another load."""
         climbs = self._climbs(starts)
         for climb in climbs:
             if self._move(climb):
@@ -63,18 +77,17 @@ class Search:
 
     def _climbs(self, starts: Sequence[System]) -> list[_Climb]:
         num_workers, is_known = len(self._pool.workers), bool(starts)
-        known = {(start.policy, start.paced, start.slow_first): start for start in starts}
+        known = {(start.policy, start.slow_first): start for start in starts}
         climbs = []
         for slow_first in self._orders:
-            start = known.get((STATIC, False, slow_first))
+            start = known.get((STATIC, slow_first))
             first = start.num_prefills if start is not None else self._likely_prefills()
             values = [System(STATIC, number, slow_first=slow_first) for number in range(1, num_workers)]
             climbs.append(_Climb(values, first - 1, max(1, num_workers // (16 if is_known else 8))))
-        start = known.get((COLLOCATED, False, False))
+        start = known.get((COLLOCATED, False))
         chunk = start.chunk if start is not None else FIRST_CHUNK
         values = [System(COLLOCATED, chunk=chunk) for chunk in CHUNKS]
         climbs.append(_Climb(values, CHUNKS.index(chunk), 1 if is_known else 2))
-        climbs.append(_Climb([System(COLLOCATED, paced=True)], 0, 1))
         return climbs
 
     @property
@@ -86,13 +99,14 @@ class Search:
 
     @property
     def fixed(self) -> list[System]:
-        """Those that were run."""
-        return [system for system in self.runs if system.policy in (STATIC, COLLOCATED)]
+        """Those that were run: splits, and one pool with chunks of so many tokens. Chunks by time are a part of what
+        mode auto is, and no static system."""
+        return [system for system in self.runs if system.policy in (STATIC, COLLOCATED) and not system.paced]
 
     @property
     def num_left_out(self) -> int:
-        """Fixed systems that were not run."""
-        return len(self._orders) * (len(self._pool.workers) - 1) + len(CHUNKS) + 1 - len(self.fixed)
+        """Static systems that were not run."""
+        return len(self._orders) * (len(self._pool.workers) - 1) + len(CHUNKS) - len(self.fixed)
 
     @property
     def _orders(self) -> Sequence[bool]:
@@ -101,10 +115,10 @@ class Search:
 
     def starts(self) -> list[System]:
         """The best of each kind."""
-        kinds = {(system.policy, system.paced, system.slow_first) for system in self.fixed}
+        kinds = {(system.policy, system.slow_first) for system in self.fixed}
         return [
             max(
-                (s for s in self.fixed if (s.policy, s.paced, s.slow_first) == kind),
+                (s for s in self.fixed if (s.policy, s.slow_first) == kind),
                 key=lambda s: self.runs[s].goodput,
             )
             for kind in sorted(kinds)
@@ -157,25 +171,40 @@ def capacity(
     pool: Pool,
     targets: Targets,
     requests_at: Callable[[float], Sequence[TraceRequest]],
-    attained: float = 0.9,
+    attained: float = ATTAINED,
     most_runs: int = 6,
+    known: Runs | None = None,
+    key_at: Callable[[float], Key] = lambda _: {},
 ) -> tuple[float, list[System]]:
-    """(the rate up to which the best fixed system has that share in time, where its climbs ended)."""
-    rate = 0.8 * likely_rate(pool, targets, requests_at(1.0))
-    below = above = 0.0
+    """(the rate up to which the best static system has that share in time, where its climbs ended)."""
     starts: list[System] = []
     is_known = False
-    for _ in range(most_runs):
-        search = Search(pool, targets, requests_at(rate))
+
+    def share_at(rate: float) -> float:
+        nonlocal starts, is_known
+        search = Search(pool, targets, requests_at(rate), known, key_at(rate))
         best = search.best_of(starts) if is_known else search.best(starts)
         share = search.runs[best].share
         if not is_known:
             starts, is_known = search.starts(), share < ALL
-        if share >= attained:
+        return share
+
+    first = 0.8 * likely_rate(pool, targets, requests_at(1.0))
+    return reach(share_at, first, attained, 1.3, 1.12, most_runs), starts
+
+
+def reach(
+    share_at: Callable[[float], float], first: float, attained: float, factor: float, within: float, most_runs: int
+) -> float:
+    """The rate up to which a share of the requests is in time: from the first rate by that factor until it lies between
+    two, then halved until these are within so much of each other. The last one with the share, or that was tried."""
+    rate, below, above = first, 0.0, 0.0
+    for _ in range(most_runs):
+        if share_at(rate) >= attained:
             below = rate
         else:
             above = rate
-        if below and above and above / below < 1.12:
+        if below and above and above / below < within:
             break
-        rate = (below * above) ** 0.5 if below and above else rate * (1.3 if below else 1 / 1.3)
-    return below or rate, starts
+        rate = (below * above) ** 0.5 if below and above else rate * (factor if below else 1 / factor)
+    return below or rate

@@ -1,8 +1,7 @@
-"""The study's state: what each mix can serve, what each cell and scenario gave; in a file after each of them."""
+"""The study: what each mix can serve, what each cell and scenario gave; in a file after each of them."""
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -15,84 +14,82 @@ from loadtest.rig.markdown import bold, table
 from loadtest.rig.results import commit, machine, write_json
 from loadtest.simulator.load import WORKLOADS
 from loadtest.simulator.simulation import AUTO
-from loadtest.simulator.split_study.cells import TARGETS, Cell, Compared, Loads, compare
+from loadtest.simulator.split_study.cells import BY_TIME, TARGETS, Cell, Compared, Loads, compare
+from loadtest.simulator.split_study.runs import Runs
 from loadtest.simulator.split_study.scenarios import turnover, two_speeds
-from loadtest.simulator.split_study.search import capacity
-from loadtest.simulator.split_study.systems import Pool, Run, System, run
-from shared.errors import ConfigError
+from loadtest.simulator.split_study.search import ATTAINED, Search, capacity, reach
+from loadtest.simulator.split_study.systems import Pool, System
 
 Rows = dict[str, Any]
+Mix = tuple[str, str]
+"""A workload and a pair of targets."""
+GRAIN = 1.03
+"""Within so much of each other are the two rates between which a limit lies."""
 
 
 class Study:
-    """What is known so far, in its file after each cell."""
+    """What was found, in its file after each cell."""
 
-    def __init__(self, pool: Pool, loads: Loads, out: Path | None, rows: Rows) -> None:
-        self.rows = rows
-        self._pool, self._loads, self._out = pool, loads, out
+    def __init__(self, pool: Pool, loads: Loads, out: Path | None, runs: Runs) -> None:
+        self.rows: dict[str, Rows] = {"cells": {}, "limits": {}, "scenarios": {}}
+        self._pool, self._loads, self._out, self._runs = pool, loads, out, runs
 
     def run_cells(self, executor: ProcessPoolExecutor, cells: Sequence[Cell]) -> None:
-        """Those that are not known yet: first each mix's capacity."""
-        open_cells = [cell for cell in cells if cell.name not in self.rows["cells"]]
-        mixes = dict.fromkeys((cell.workload, cell.targets) for cell in open_cells)
-        found: dict[tuple[str, str], Future[tuple[float, list[System]]]] = {}
-        for workload, pair in mixes:
-            if f"{workload}, {pair}" not in self.rows["capacities"]:
-                found[workload, pair] = executor.submit(find_capacity, self._pool, self._loads, workload, pair)
+        """First each mix's capacity, then its cells."""
+        mixes = dict.fromkeys((cell.workload, cell.targets) for cell in cells)
+        found = self._capacities(executor, list(mixes))
         running: dict[Cell, Future[Compared]] = {}
-        for mix in mixes:
-            if mix in found:
-                rate, starts = found[mix].result()
-                self.rows["capacities"][", ".join(mix)] = {"rate": rate, "starts": starts}
-                self._write()
-            known = self.rows["capacities"][", ".join(mix)]
-            for cell in open_cells:
-                if (cell.workload, cell.targets) == mix:
-                    starts = [System(*start) for start in known["starts"]]
-                    args = (self._pool, self._loads, cell, known["rate"], starts)
-                    running[cell] = executor.submit(run_cell, *args)
+        for cell in cells:
+            rate, starts = found[cell.workload, cell.targets].result()
+            running[cell] = executor.submit(run_cell, self._pool, self._loads, self._runs, cell, rate, starts)
         for cell, future in running.items():
             self._note("cells", cell.name, future.result())
 
-    def run_auto_anew(self, executor: ProcessPoolExecutor, cells: Sequence[Cell]) -> None:
-        """Auto alone, beside what is known of the fixed systems of these cells."""
-        running: dict[Cell, Future[Run]] = {}
-        for cell in cells:
-            if cell.name in self.rows["cells"]:
-                rate = self.rows["capacities"][f"{cell.workload}, {cell.targets}"]["rate"]
-                running[cell] = executor.submit(run_auto, self._pool, self._loads, cell, rate)
-        for cell, future in running.items():
-            row = self.rows["cells"][cell.name]
-            tried = [Run(**found) for found in row["tried"]]
-            best = Run(**row["best"])
-            self._note("cells", cell.name, Compared(best, future.result(), tried, row["num_left_out"]))
+    def run_limits(self, executor: ProcessPoolExecutor, mixes: Sequence[Mix]) -> None:
+        """Up to which rate ATTAINED of the requests are in time: in mode auto, with the best static system, and in one
+        pool with chunks by time."""
+        found = self._capacities(executor, mixes)
+        running = {
+            mix: executor.submit(find_limits, self._pool, self._loads, self._runs, mix, *found[mix].result())
+            for mix in mixes
+        }
+        for mix, future in running.items():
+            self.rows["limits"][", ".join(mix)] = future.result()
+            self._write()
 
-    def run_scenarios(self, executor: ProcessPoolExecutor, scenarios: Sequence[str], mixed: Pool) -> None:
-        """Those that are not known yet."""
+    def run_scenarios(
+        self, executor: ProcessPoolExecutor, scenarios: Sequence[str], mixed: Pool, phase_s: float
+    ) -> None:
+        """Those that are named."""
         pair = TARGETS["balanced"]
-        if "turnover" in scenarios and "turnover" not in self.rows["scenarios"]:
-            found = executor.submit(turnover, self._pool, pair, self._loads, 200.0).result()
+        if "turnover" in scenarios:
+            found = executor.submit(turnover, self._pool, pair, self._loads, phase_s).result()
             self._note("scenarios", "turnover", found.compared, settled_s=found.settled_s)
         if "two-speeds" in scenarios:
             for workload in WORKLOADS:
-                name = f"two-speeds, {workload}"
-                if name not in self.rows["scenarios"]:
-                    compared = executor.submit(two_speeds, mixed, pair, self._loads, workload, 0.9).result()
-                    self._note("scenarios", name, compared)
+                compared = executor.submit(two_speeds, mixed, pair, self._loads, workload, 0.9).result()
+                self._note("scenarios", f"two-speeds, {workload}", compared)
+
+    def _capacities(
+        self, executor: ProcessPoolExecutor, mixes: Sequence[Mix]
+    ) -> dict[Mix, Future[tuple[float, list[System]]]]:
+        return {mix: executor.submit(find_capacity, self._pool, self._loads, self._runs, mix) for mix in mixes}
 
     def _note(self, kind: str, name: str, compared: Compared, **more: object) -> None:
         print(
             f"{name}: auto {compared.auto.goodput:.1f}, best {compared.best.goodput:.1f} ({compared.best.system}), "
-            f"ratio {compared.ratio:.3f}",
+            f"by time {compared.by_time.goodput:.1f}, ratio {compared.ratio:.3f}",
             file=sys.stderr,
             flush=True,
         )
         self.rows[kind][name] = {
             "best": compared.best._asdict(),
+            "by_time": compared.by_time._asdict(),
             "auto": compared.auto._asdict(),
             "tried": [run._asdict() for run in compared.tried],
             "num_left_out": compared.num_left_out,
             "ratio": compared.ratio,
+            "ratio_by_time": compared.ratio_by_time,
             **more,
         }
         self._write()
@@ -104,32 +101,70 @@ class Study:
             )
 
 
-def find_capacity(pool: Pool, loads: Loads, workload: str, pair: str) -> tuple[float, list[System]]:
-    """See `capacity`."""
-    return capacity(pool, loads.targets(pair, workload), partial(loads.requests, workload))
+def find_capacity(pool: Pool, loads: Loads, runs: Runs, mix: Mix) -> tuple[float, list[System]]:
+    """See `capacity`; as it is known, where it is."""
+    key = {**loads.key(pool, *mix, 0.0), "rate": None}
+    found = runs.capacity(key)
+    if found is None:
+        workload, pair = mix
+        found = capacity(
+            pool,
+            loads.targets(pair, workload),
+            partial(loads.requests, workload),
+            known=runs,
+            key_at=partial(loads.key, pool, workload, pair),
+        )
+        runs.add_capacity(key, *found)
+    return found
 
 
-def run_cell(pool: Pool, loads: Loads, cell: Cell, rate: float, starts: Sequence[System]) -> Compared:
+def searched(pool: Pool, loads: Loads, runs: Runs, mix: Mix, rate: float) -> Search:
+    """A search over a mix at a rate."""
+    workload, pair = mix
+    key = loads.key(pool, workload, pair, rate)
+    return Search(pool, loads.targets(pair, workload), loads.requests(workload, rate), runs, key)
+
+
+def run_cell(pool: Pool, loads: Loads, runs: Runs, cell: Cell, rate: float, starts: Sequence[System]) -> Compared:
     """See `compare`."""
-    requests = loads.requests(cell.workload, cell.load * rate)
-    return compare(pool, loads.targets(cell.targets, cell.workload), requests, starts)
+    return compare(searched(pool, loads, runs, (cell.workload, cell.targets), cell.load * rate), starts)
 
 
-def run_auto(pool: Pool, loads: Loads, cell: Cell, rate: float) -> Run:
-    """Auto in a cell."""
-    requests = loads.requests(cell.workload, cell.load * rate)
-    return run(System(AUTO), pool, loads.targets(cell.targets, cell.workload), requests)
+def find_limits(
+    pool: Pool, loads: Loads, runs: Runs, mix: Mix, rate: float, starts: Sequence[System]
+) -> dict[str, Any]:
+    """By system: the rate up to which ATTAINED of the requests are in time. The best static system is that of the
+    capacity's rate."""
+
+    def limit(systems: Sequence[System]) -> float:
+        def share_at(at: float) -> float:
+            search = searched(pool, loads, runs, mix, at)
+            return search.runs[search.best_of(systems)].share
+
+        return reach(share_at, rate, ATTAINED, 1.1, GRAIN, 8)
+
+    near = searched(pool, loads, runs, mix, rate)
+    static = [near.best(starts)]
+    auto, by_time, best = (limit(systems) for systems in ([System(AUTO)], [BY_TIME], static))
+    return {
+        "auto": auto, "by_time": by_time, "best": best, "system": static[0].name,
+        "ratio": auto / best, "ratio_by_time": auto / by_time,
+    }  # fmt: skip
 
 
 def results(rows: Rows) -> list[dict[str, object]]:
     """In the form that all benchmarks share."""
-    found = []
+    found: list[dict[str, object]] = []
     for kind in ("cells", "scenarios"):
         for name, row in rows[kind].items():
             best = row["best"]
-            found.append({"name": f"{name} best fixed: goodput", "value": best["goodput"], "unit": "req/s"})
+            found.append({"name": f"{name} best static: goodput", "value": best["goodput"], "unit": "req/s"})
+            found.append({"name": f"{name} by time: goodput", "value": row["by_time"]["goodput"], "unit": "req/s"})
             auto = {"name": f"{name} auto: goodput", "value": row["auto"]["goodput"], "unit": "req/s"}
             found.append({**auto, "peer": best["system"], "ratio": row["ratio"]})
+    for name, row in rows["limits"].items():
+        limit = {"name": f"{name} auto: limit", "value": row["auto"], "unit": "req/s"}
+        found.append({**limit, "peer": row["system"], "ratio": row["ratio"]})
     return found
 
 
@@ -140,9 +175,11 @@ def report(rows: Rows) -> str:
             name,
             f"{row['auto']['offered']:.1f}",
             row["best"]["system"],
-            f"{row['best']['goodput']:.1f}",
-            f"{row['auto']['goodput']:.1f}",
+            _share(row["best"]),
+            _share(row["by_time"]),
+            _share(row["auto"]),
             bold(f"{row['ratio']:.3f}", row["ratio"] < 0.99),
+            bold(f"{row['ratio_by_time']:.3f}", row["ratio_by_time"] < 0.99),
             f"{row['auto']['ttft_p90_s'] * 1e3:.0f} ms",
             f"{row['auto']['tpot_p90_s'] * 1e3:.1f} ms",
             f"{len(row['tried'])} of {len(row['tried']) + row['num_left_out']}",
@@ -150,26 +187,33 @@ def report(rows: Rows) -> str:
         for kind in ("cells", "scenarios")
         for name, row in rows[kind].items()
     ]
-    text = table(_COLUMNS, lines, left=(0, 2))
-    ratios = [row["ratio"] for row in rows["cells"].values()]
-    if ratios:
-        text += (
-            f"\n\nauto over the best fixed: mean {fmean(ratios):.3f}, least {min(ratios):.3f}, most {max(ratios):.3f}"
-        )
+    parts = [table(_COLUMNS, lines, left=(0, 2))] if lines else []
+    for ratio, over in (("ratio", "the best static system"), ("ratio_by_time", "one pool with chunks by time")):
+        found = [row[ratio] for row in rows["cells"].values()]
+        if found:
+            parts.append(f"auto over {over}: mean {fmean(found):.3f}, least {min(found):.3f}, most {max(found):.3f}")
+    if rows["limits"]:
+        limits = [
+            [
+                name, row["system"], f"{row['best']:.1f}", f"{row['by_time']:.1f}", f"{row['auto']:.1f}",
+                bold(f"{row['ratio']:.3f}", row["ratio"] < 0.99), f"{row['ratio_by_time']:.3f}",
+            ]
+            for name, row in rows["limits"].items()
+        ]  # fmt: skip
+        parts.append(table(_LIMIT_COLUMNS, limits, left=(0, 1)))
     turned = rows["scenarios"].get("turnover")
     if turned:
         settled = ", ".join(f"{seconds:g} s" for seconds in turned["settled_s"])
-        text += f"\n\nafter the mix turned over, auto had 90 % of the new best after {settled}"
-    return text
+        parts.append(f"after the mix turned over, auto had 90 % of the new best after {settled}")
+    return "\n\n".join(parts)
+
+
+def _share(run: Rows) -> str:
+    return f"{run['goodput'] / run['offered']:.3f}"
 
 
 _COLUMNS = (
-    "workload, targets, load", "req/s", "best fixed", "its goodput", "auto", "ratio", "TTFT p90", "TPOT p90", "tried",
+    "workload, targets, load", "req/s", "best static", "in time", "by time", "auto", "ratio", "over by time",
+    "TTFT p90", "TPOT p90", "tried",
 )  # fmt: skip
-
-
-def kept(out: Path | None) -> Rows:
-    if out is None:
-        raise ConfigError("--continue needs --out", field="continue")
-    empty: Rows = {"capacities": {}, "cells": {}, "scenarios": {}}
-    return {key: json.loads(out.read_text()).get(key, {}) for key in empty} if out.exists() else empty
+_LIMIT_COLUMNS = ("workload, targets", "best static", "req/s", "by time", "auto", "ratio", "over by time")

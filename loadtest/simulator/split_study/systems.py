@@ -49,6 +49,8 @@ class Pool:
 
     workers: Sequence[WorkerSpec]
     seed: int = 0
+    name: str = ""
+    """What tells it from other pools in a file."""
 
     def setup(self, system: System, targets: Targets) -> Setup:
         """The fleet under a system."""

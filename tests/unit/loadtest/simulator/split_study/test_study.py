@@ -10,56 +10,81 @@ from loadtest.rig.command_line import call
 from loadtest.simulator.outcome import Targets
 from loadtest.simulator.prefix_index import PrefixIndex
 from loadtest.simulator.request import from_trace
-from loadtest.simulator.split_study.__main__ import main
+from loadtest.simulator.simulation import AUTO, STATIC
+from loadtest.simulator.split_study import __main__ as command
 from loadtest.simulator.split_study.cells import Loads
+from loadtest.simulator.split_study.runs import Runs
 from loadtest.simulator.split_study.scenarios import settled_after
+from loadtest.simulator.split_study.systems import Run, System
 from loadtest.workloads.trace import TraceRequest
 from shared.errors import ConfigError
 from tests.unit.loadtest.simulator.setups import HEAD
 
-SMALL = ["--cells", "short", "--workers", "2", "--seconds", "1", "--loads", "0.7", "--targets", "balanced"]
+SMALL = [
+    "--cells",
+    "short",
+    "--workers",
+    "2",
+    "--seconds",
+    "1",
+    "--loads",
+    "0.7",
+    "--targets",
+    "balanced",
+    "--lives",
+    "0",
+]
 
 
 @pytest.mark.slow
-def test_a_cell_compares_auto_with_the_best_fixed_system_and_is_kept(tmp_path, capsys):
-    out = tmp_path / "study.json"
-    call(main, [*SMALL, "--out", str(out)])
+def test_a_cell_compares_auto_with_the_best_static_system_and_its_runs_are_kept(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(command, "commit", lambda: "c0ffee")
+    out, kept = tmp_path / "study.json", tmp_path / "runs.jsonl"
+    arguments = [*SMALL, "--limits", "--out", str(out), "--runs", str(kept)]
+    call(command.main, arguments)
     printed = capsys.readouterr().out
-    kept = json.loads(out.read_text())
-    row = kept["cells"]["short, balanced, 0.7"]
+    study = json.loads(out.read_text())
+    row = study["cells"]["short, balanced, 0.7"]
     assert row["ratio"] == pytest.approx(row["auto"]["goodput"] / row["best"]["goodput"])
+    assert row["ratio_by_time"] == pytest.approx(row["auto"]["goodput"] / row["by_time"]["goodput"])
     assert row["best"]["goodput"] == max(run["goodput"] for run in row["tried"])
+    assert "collocated, paced" not in [run["system"] for run in row["tried"]]
     assert row["auto"]["offered"] == pytest.approx(row["best"]["offered"]), "the same requests"
     assert f"mean {row['ratio']:.3f}" in printed
-    assert [one["name"] for one in kept["results"]] == [
-        "short, balanced, 0.7 best fixed: goodput",
+    limit = study["limits"]["short, balanced"]
+    assert min(limit["auto"], limit["best"], limit["by_time"]) > row["auto"]["offered"], "0.7 of it is served"
+    assert [one["name"] for one in study["results"]] == [
+        "short, balanced, 0.7 best static: goodput",
+        "short, balanced, 0.7 by time: goodput",
         "short, balanced, 0.7 auto: goodput",
+        "short, balanced auto: limit",
     ]
-    marked = {**kept, "cells": {"short, balanced, 0.7": {**row, "ratio": 7.0}}}
-    out.write_text(json.dumps(marked))
-    call(main, [*SMALL, "--out", str(out), "--continue"])
-    assert "mean 7.000" in capsys.readouterr().out, "a cell that is known is not run again"
+
+    lines = kept.read_text()
+    call(command.main, arguments)
+    assert kept.read_text() == lines, "what is known is not run again"
+    assert capsys.readouterr().out == printed
 
 
-@pytest.mark.slow
-def test_auto_alone_is_run_anew_beside_the_fixed_systems_that_are_kept(tmp_path):
-    out = tmp_path / "study.json"
-    call(main, [*SMALL, "--out", str(out)])
-    kept = json.loads(out.read_text())
-    row = kept["cells"]["short, balanced, 0.7"]
-    spoilt = {**row, "auto": {**row["auto"], "goodput": 1.0}, "ratio": 7.0}
-    out.write_text(json.dumps({**kept, "cells": {"short, balanced, 0.7": spoilt, "azure, tpot, 0.7": row}}))
-    call(main, [*SMALL, "--out", str(out), "--anew"])
-    cells = json.loads(out.read_text())["cells"]
-    found = cells["short, balanced, 0.7"]
-    assert {**found, "auto": {**found["auto"], "cpu_s": row["auto"]["cpu_s"]}} == row
-    assert cells["azure, tpot, 0.7"] == row, "it was not asked for"
+def test_of_mode_auto_the_runs_of_other_code_do_not_count(tmp_path):
+    path, key = tmp_path / "runs.jsonl", {"workload": "short", "rate": 3.0}
+    auto, split = System(AUTO), System(STATIC, 3)
+    runs_of = {system: Run(system.name, 3.0, 2.0, 0.0, 0.1, 0.01, 1.0) for system in (auto, split)}
+    for code, system in (("old", auto), ("new+", auto), ("old", split)):
+        Runs(path, code).add(key, system, runs_of[system])
+    now = Runs(path, "new+")
+    assert now.find(key, auto) is None
+    assert now.find(key, split) == runs_of[split]
+    assert Runs(path, "old").find(key, auto) == runs_of[auto]
+    assert now.find({**key, "rate": 4.0}, System(STATIC, 3)) is now.find(key, System(STATIC, 4)) is None
+    now.add_capacity(key, 7.0, [System(STATIC, 3)])
+    assert Runs(path, "other").capacity(key) == (7.0, [System(STATIC, 3)])
 
 
 def test_wrong_arguments_are_named():
-    for flags, field in ((["--cells", "azure"], "cells"), (["--continue"], "continue"), (["--loads", "x"], "loads")):
+    for flags, field in ((["--cells", "azure"], "cells"), (["--loads", "x"], "loads")):
         with pytest.raises(ConfigError) as wrong:
-            call(main, flags)
+            call(command.main, flags)
         assert wrong.value.field == field
 
 

@@ -88,15 +88,17 @@ class Executor:
         self, pool: Pool, pods: Sequence[Pod], workers: Mapping[str, inference_pb2.WorkerStatus], epoch_s: float
     ) -> None:
         surplus = max(0, pool.count.replicas - pool.target)
+        num_pods = sum(not pod.ending for pod in pool.pods)
+        gone = min(surplus, max(0, pool.count.replicas - num_pods))  # replicas without a Pod go first: nothing to drain
+        num_victims = surplus - gone
         marked = [pod for pod in pool.pods if pod.victim]
-        await self._spare(marked[surplus:], pods, workers)
-        victims = marked[:surplus]
-        chosen = choose_victims(pool.pods, workers, surplus - len(victims))
+        await self._spare(marked[num_victims:], pods, workers)
+        victims = marked[:num_victims]
+        chosen = choose_victims(pool.pods, workers, num_victims - len(victims))
         for pod in chosen:
             self.ensure_leads()
             await self._calls.mark_victim(pod.name, epoch_s)
         await self._drain([*victims, *chosen], pods, workers)
-        gone = surplus - len(victims) - len(chosen)  # replicas without a Pod: nothing to drain
         gone += sum(self._may_go(pod, workers, epoch_s) for pod in victims)
         if gone:
             self.ensure_leads()

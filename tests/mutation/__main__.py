@@ -1,6 +1,7 @@
 """Sows a sample of mutants: `python -m tests.mutation --count 420 --out out/mutation`. Exit status 1 below the score.
 
-`--again` takes an earlier run's results and tries its survivors once more, after tests were added.
+`--again` takes an earlier run's results and tries its survivors once more, after tests were added. `--continue` goes on
+with a run that was interrupted.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from tests.mutation.targets import TARGETS, Target
 
 def try_mutants(target: Target, chosen: list[Mutant]) -> Iterator[Result]:
     """Every mutant against the target's tests, one by one. Raises RuntimeError where these fail without one."""
+    if not chosen:
+        return
     files = target.files()
     alone = run_tests(target, files[0], (target.root / files[0]).read_text(), FIRST, {})
     if alone.outcome is not Outcome.SURVIVED:
@@ -51,13 +54,18 @@ def main(
     only: Annotated[str, Option("names of targets, separated by commas")] = "",
     out: Annotated[Path, Option("results: OUT.jsonl and OUT.md")] = Path("out/mutation"),
     again: Annotated[Path | None, Option("an earlier OUT.jsonl: only its survivors are tried")] = None,
+    go_on: Annotated[
+        bool, Option(name="continue", help="keep what OUT.jsonl has, and try the mutants without a result")
+    ] = False,
     least: Annotated[float, Option("the score below which the run has failed")] = 0.85,
 ) -> int:
     """Sow small faults and see whether a test notices each."""
     earlier = load(again) if again else []
     wanted = {choice(name, "only", [target.name for target in TARGETS]) for name in only.split(",") if name}
     warm_up()
-    begun, results = time.monotonic(), []
+    begun, kept = time.monotonic(), out.with_suffix(".jsonl")
+    results = load(kept) if go_on and kept.exists() else []
+    done = {each.mutant for each in results}
     for each in earlier:  # what is not tried anew stays as it was
         if each.outcome is not Outcome.SURVIVED or (wanted and each.mutant.target not in wanted):
             results.append(each)
@@ -66,7 +74,7 @@ def main(
         tried = [each for each in earlier if each.mutant.target == target.name]
         survivors = [each.mutant for each in tried if each.outcome is Outcome.SURVIVED]
         chosen = survivors if tried else sample(target, count // len(chosen_targets), seed)
-        for found in try_mutants(target, chosen):
+        for found in try_mutants(target, [mutant for mutant in chosen if mutant not in done]):
             results.append(found)
             _keep(results, out)  # a run takes long enough to be interrupted
     print(f"{score(results):.1%} of {len(results)} mutants noticed, in {time.monotonic() - begun:.0f} s")

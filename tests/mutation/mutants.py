@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import random
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from cosmic_ray.ast import ast_nodes, get_ast
@@ -40,10 +41,18 @@ def mutants(target: Target) -> list[Mutant]:
 
 def sample(target: Target, count: int, seed: int) -> list[Mutant]:
     """`count` of the target's mutants, or all if there are fewer. A larger sample of the same seed contains a smaller
-    one."""
+    one. Left out is what is no Python any more, which nothing has to notice."""
     every = mutants(target)
     random.Random(f"{seed}/{target.name}").shuffle(every)
-    return every[:count]
+    return list(islice((mutant for mutant in every if _is_python(mutant.text(target.root))), count))
+
+
+def _is_python(text: str) -> bool:
+    try:
+        ast.parse(text)
+    except SyntaxError:
+        return False
+    return True
 
 
 def _of_file(target: Target, path: str) -> list[Mutant]:

@@ -31,6 +31,10 @@ class Target:
         return sorted(found)
 
 
+EDGE_SHELF = tuple(
+    f"tests/integration/router_edge/test_{name}.py"
+    for name in ("batches", "conversations", "mcp", "responses", "tools")
+)
 TARGETS = (
     Target(
         "dispatch",
@@ -40,7 +44,11 @@ TARGETS = (
             "tests/integration/router/test_dispatch.py",
             "tests/integration/router/test_hand_over.py",
             "tests/integration/router/test_explain.py",
+            "tests/integration/router/test_moves.py",
             "tests/integration/router/test_placing.py",
+            "tests/integration/router/test_reassignment.py",
+            "tests/integration/router/test_sessions_of_clients.py",
+            "tests/integration/router/test_take_over.py",
         ),
     ),
     Target(
@@ -49,8 +57,46 @@ TARGETS = (
         ("tests/unit/router/admission", "tests/integration/router/test_placing.py", SETTINGS),
     ),
     Target("placement", ("services/router/placement",), ("tests/unit/router/placement", SETTINGS)),
-    Target("pool", ("shared/kv/pool.py",), ("tests/unit/kv/test_pool.py",)),
+    Target(
+        "split",
+        tuple(f"services/router/placement/{name}.py" for name in ("cut_pairs", "founded", "pairs", "parts", "split")),
+        ("tests/unit/router/placement",),
+    ),
+    Target(
+        "adapters",
+        (
+            "services/worker/adapters",
+            "services/router/workers/adapters.py",
+            "services/router/placement/adapter_sets.py",
+        ),
+        (
+            "tests/unit/worker/adapters",
+            "tests/unit/router/workers/test_adapters.py",
+            "tests/unit/router/placement/test_adapter_sets.py",
+        ),
+    ),
+    Target(
+        "worker",
+        tuple(f"services/worker/{name}.py" for name in ("attempt", "host", "sequences", "session")),
+        (
+            "tests/unit/worker",
+            "tests/integration/worker/test_sessions.py",
+            "tests/integration/worker/test_both_roles.py",
+        ),
+    ),
+    Target("pool", ("shared/kv/pool.py", "shared/kv/free_lists.py"), ("tests/unit/kv/test_pool.py",)),
+    Target(
+        "retention",
+        ("shared/kv/retained.py", "shared/kv/next_turns.py"),
+        ("tests/unit/kv/test_retained_order.py", "tests/unit/kv/test_pool.py"),
+    ),
+    Target(
+        "packing",
+        ("shared/kv/packing.py", "shared/kv/block_memory.py"),
+        ("tests/unit/kv/test_block_memory.py", "tests/unit/kv/handoff", "tests/unit/worker/test_host.py"),
+    ),
     Target("scheduler", ("shared/engine/scheduler",), ("tests/unit/engine/scheduler",)),
+    Target("speculation", ("shared/engine/speculation",), ("tests/unit/engine/speculation",)),
     Target(
         "handoff",
         ("shared/kv/handoff",),
@@ -62,14 +108,19 @@ TARGETS = (
         ("services/router/edge",),
         (
             "tests/unit/router/edge",
-            "tests/integration/router_edge/test_http.py",
-            "tests/integration/router_edge/test_grpc.py",
-            "tests/integration/router_edge/test_http_limits.py",
-            "tests/integration/router_edge/test_messages.py",
-            "tests/integration/router_edge/test_models.py",
-            "tests/integration/router_edge/test_responses.py",
-            "tests/integration/router_edge/test_tools.py",
+            *EDGE_SHELF,
+            *(
+                f"tests/integration/router_edge/test_{name}.py"
+                for name in ("grpc", "grpc_limits", "http", "http_limits", "messages", "models", "pages", "pooling")
+            ),
+            "tests/integration/router_edge/test_resume.py",
+            "tests/integration/router_edge/test_tenants_adapters.py",
         ),
+    ),
+    Target(
+        "shelf",
+        ("services/router/edge/http/batches", "services/router/edge/http/responses"),
+        ("tests/unit/router/edge/http/test_batch_runner.py", *EDGE_SHELF),
     ),
     Target("index", ("shared/kv_index",), ("tests/unit/kv_index", "tests/integration/kvstore/test_match_stream.py")),
     Target("planner", ("services/planner",), ("tests/unit/planner", SETTINGS)),

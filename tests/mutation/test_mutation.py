@@ -13,6 +13,7 @@ pytest.importorskip("cosmic_ray", reason="cosmic-ray is not installed: make setu
 
 from tests.mutation.forks import Limits, Outcome, run_tests
 from tests.mutation.mutants import mutants
+from tests.mutation.results import JUDGED
 from tests.mutation.targets import ROOT, TARGETS, Target
 from tests.waiting import DEADLINE_S
 
@@ -67,7 +68,7 @@ def test_every_mutant_ends_as_noticed_or_as_a_survivor(program: Target) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1]) == {"survives": "survived", "fails": "failed",
-        "is no Python": "broken", "never ends": "endless", "crashes": "failed"}  # fmt: skip
+        "is no Python": "broken", "never ends": "endless", "waits": "endless", "crashes": "failed"}  # fmt: skip
 
 
 def _run_each(root: Path) -> dict[str, Outcome]:
@@ -79,10 +80,11 @@ def _run_each(root: Path) -> dict[str, Outcome]:
         "fails": SOURCE.replace("value < 0", "value > 0"),
         "is no Python": SOURCE.replace("while", "whale"),
         "never ends": SOURCE.replace("value -= 1", "value -= 0"),
+        "waits": SOURCE.replace("return 0", "__import__('threading').Event().wait()"),
         "crashes": SOURCE.replace("return 0", "__import__('os').abort()"),
     }
     return {
-        name: run_tests(target, "clamped/clamp.py", text, Limits(cpu_s=3, wall_s=200.0), {}).outcome
+        name: run_tests(target, "clamped/clamp.py", text, Limits(cpu_s=3, waiting_s=5.0), {}).outcome
         for name, text in texts.items()
     }
 
@@ -91,6 +93,14 @@ def test_every_target_has_its_files_and_its_tests() -> None:
     for target in TARGETS:
         assert target.files(), target.name
         assert all((ROOT / test.partition("::")[0]).exists() for test in target.tests), target.name
+
+
+def test_every_survivor_that_was_judged_is_still_in_its_file() -> None:
+    for name in json.loads(JUDGED.read_text()):
+        path, _, change = name.partition(": ")
+        assert (ROOT / path).exists(), name
+        lines, text = change.partition(" -> ")[0].split(" / "), (ROOT / path).read_text()
+        assert all(line in text for line in lines), name
 
 
 if __name__ == "__main__":

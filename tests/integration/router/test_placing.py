@@ -102,6 +102,48 @@ async def test_a_tenant_whose_requests_wait_too_long_has_no_room_and_others_have
             await each.aclose()
 
 
+async def test_idle_room_is_half_of_a_decode_workers_places_where_half_its_blocks_are_free_and_prompts_find_no_queue():
+    prefill, first, second = prefill_worker(), decode_worker(), decode_worker("d1")
+    async with Router([prefill], [first, second]) as router:
+        views = {view.name: view for pool in (router.fleet.prefill_pool, router.fleet.decode_pool) for view in pool}
+        room = router.dispatcher.idle_room
+
+        async def reported(worker, num_requests=0, num_free_blocks=100, **more) -> None:
+            load = {"num_running": num_requests, "num_free_blocks": num_free_blocks, "num_total_blocks": 100, **more}
+            await worker.report(**load)
+            view = views[worker.name]
+            await router.until(
+                lambda: (
+                    (view.num_requests, view.num_free_blocks, view.num_queued_tokens, view.accepting)
+                    == (num_requests, num_free_blocks, more.get("num_queued_tokens", 0), not more.get("draining"))
+                )
+            )
+
+        places = views["d0"].max_num_seqs // 2
+        assert places > 1
+        await reported(prefill)
+        await reported(first, num_free_blocks=50)
+        await reported(second, num_requests=places + 1)
+        assert room() == places, "one that is more than half full takes nothing from another one's room"
+        await reported(first, num_requests=1)
+        assert room() == places - 1
+        await reported(second)
+        assert room() == 2 * places - 1
+        await reported(first, num_free_blocks=49)
+        await reported(second, draining=True)
+        assert room() == 0
+        await reported(first)
+        assert room() == places
+        await reported(prefill, num_queued_tokens=5)
+        assert room() == 0
+        await reported(prefill, draining=True)
+        assert room() == 0
+        await reported(prefill)
+        assert room() == places
+        await router.dispatcher.drain(0.0)
+        assert room() == 0
+
+
 async def test_it_ends_with_the_last_request_and_refuses_new_ones_with_a_hint():
     async with Router([prefill_worker()], [decode_worker()]) as router:
         assert router.dispatcher.not_ready_reason() == ""

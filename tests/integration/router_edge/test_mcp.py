@@ -303,6 +303,34 @@ async def test_a_server_that_fails_is_a_typed_error_or_an_item(start_edge: Start
     assert (await ask(edge, 424, tools=[never]))["error"]["code"] == "tool_server_failed"
 
 
+async def test_of_a_result_the_text_is_passed_on_and_of_other_parts_their_kind(
+    start_edge: StartEdge, server: ToolServer
+) -> None:
+    edge = await started(start_edge, server)
+    answers(edge, CALL, "It is 4.")
+    parts = [{"type": "image", "data": "AAAA", "text": "a die"}, {"type": "text", "text": "4"}]
+    server.result = lambda _: {"content": parts}
+    output = (await ask(edge, tools=[tool(server, require_approval="never")]))["output"][1]["output"]
+    assert output == '{"type": "image", "omitted": "not text"}\n4'
+
+
+async def test_all_turns_of_the_model_share_the_bound_on_output_tokens(
+    start_edge: StartEdge, server: ToolServer
+) -> None:
+    edge = await started(start_edge, server)
+    never = tool(server, require_approval="never")
+    answers(edge, "It is 4.")
+    num_second = (await ask(edge))["usage"]["output_tokens"]
+    answers(edge, CALL, "It is 4.")
+    num_first = (await ask(edge, tools=[never], max_output_tokens=500))["usage"]["output_tokens"] - num_second
+    assert [each.request.sampling.max_tokens for each in edge.core.running[-2:]] == [500, 500 - num_first]
+    num_asked = len(edge.core.running)
+    answers(edge, CALL, "It is 4.")
+    output = (await ask(edge, tools=[never], max_output_tokens=num_first))["output"]
+    assert [item["type"] for item in output] == ["mcp_list_tools", "mcp_call"]
+    assert len(edge.core.running) == num_asked + 1, "nothing is left for another turn"
+
+
 async def approving(edge: Edge, server: ToolServer, **fields: object) -> dict[str, Any]:
     """The body of a request that approves the call for which the model has asked."""
     asked = await ask(edge, tools=[tool(server)])

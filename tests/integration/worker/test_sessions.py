@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from types import SimpleNamespace
 
 import grpc.aio
 import pytest
@@ -174,6 +175,31 @@ async def test_a_stream_without_a_hello_is_ended(monkeypatch):
         with pytest.raises(grpc.aio.AioRpcError) as ended:
             await silent.read()
         assert ended.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+@pytest.mark.parametrize("other", ["e", "g", "ff"])
+async def test_a_router_of_another_model_has_no_session(other):
+    async with serving(DECODE) as worker:
+        async with Router(worker, model_fingerprint="f") as router:
+            assert router.welcome.model_fingerprint == "f"
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            async with Router(worker, model_fingerprint=other):
+                pass
+        assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+
+
+async def test_a_heartbeat_may_name_traces_to_keep_and_a_worker_without_spans_drops_their_names():
+    async with serving(DECODE) as worker, Router(worker, heartbeat_ms=10) as router:
+        named = types_pb2.Heartbeat(kept_traces=[b"a" * 16])
+        await router.send(heartbeat=named)
+        await router.reserve("a", prefill_here=True)
+        assert await router.tokens("a") == ANSWER
+        kept = []
+        worker.worker.spans = SimpleNamespace(release=kept.extend)
+        await router.send(heartbeat=types_pb2.Heartbeat())
+        await router.send(heartbeat=named)
+        await until(lambda: kept)
+        assert kept == [b"a" * 16]
 
 
 @pytest.mark.parametrize("rest", [[], [b""], [b"\xff"]])

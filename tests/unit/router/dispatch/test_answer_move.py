@@ -8,6 +8,7 @@ import pytest
 
 from services.router.dispatch.record import RequestEvent, RequestState
 from services.router.placement.moves import MoveCause
+from services.router.placement.views import Work
 from services.router.views.moves import MoveOutcome, move_accounts
 from shared.errors import (
     InvalidRequest,
@@ -83,6 +84,7 @@ async def test_the_next_worker_gets_the_tokens_so_far_and_the_old_ones_sealed_bl
     assert reserve.num_stored_blocks == 0
     assert rig.next.reserved == [[*PROMPT, 1, 2]]
     assert rig.next.calls[0][3] == 7  # 102 tokens and one more
+    assert rig.next.calls[0][2] == Work.of(102 - 96, 96)
     assert not any(call[0] == "cancel" for call in rig.decode.calls)
 
 
@@ -121,6 +123,7 @@ async def test_a_next_worker_far_behind_is_asked_once_more_and_then_taken(rig: M
     again = rig.next.sent[-1]
     assert (again.request_id, list(again.peers)) == ("r#1.1.m2", [])
     assert rig.next.reserved[-1] == [*PROMPT, 1, 2, 3, 4, 5, 6, 7]
+    assert [call[2] for call in rig.next.calls if call[0] == "open"][-1] == Work.of(107 - 96, 96)
     assert not any(call[0] == "cancel" for call in rig.decode.calls)
     rig.decoded(8, 9, 10, 11)
     rig.from_next(8)

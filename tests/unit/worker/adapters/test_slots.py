@@ -7,7 +7,7 @@ import random
 import pytest
 
 from services.worker.adapters.slots import HostTable, SlotTable
-from services.worker.adapters.uses import Uses
+from services.worker.adapters.uses import HALF_LIFE, Uses
 from shared.errors import ConfigError
 
 
@@ -112,6 +112,24 @@ def test_one_that_is_used_often_outlasts_one_that_was_used_last_and_goes_when_it
     assert [digest for digest, _ in room.emptied] == ["a"]
 
 
+def test_a_use_counts_half_after_as_many_others_as_its_half_life_for_each_place() -> None:
+    found = Uses(2)
+    found.add("a")
+    assert (found.of("a"), found.of("a", 1), found.of("b", 1)) == ((1.0, 1), (2.0, 1), (1.0, 0))
+    for _ in range(HALF_LIFE * 2):
+        found.add("b")
+    assert found.of("a") == (pytest.approx(0.5), 1)
+    assert found.of("a", 1) == (pytest.approx(1.5), 1)
+
+
+def test_uses_of_more_adapters_than_are_kept_on_record_are_forgotten_from_the_oldest_on(monkeypatch) -> None:
+    monkeypatch.setattr("services.worker.adapters.uses.MAX_ADAPTERS", 2)
+    found = Uses(1)
+    for name in "abac":
+        found.add(name)
+    assert [found.of(name)[1] for name in "abc"] == [3, 0, 4]
+
+
 def test_spare_slots_are_those_that_are_free_or_unused() -> None:
     table = SlotTable(3, 100)
     assert table.num_spare(1) == 3
@@ -158,6 +176,15 @@ def test_copies_are_kept_of_those_that_are_used_most() -> None:
     host.drop("b")
     host.drop("b")
     assert host.used_bytes == 0
+
+
+def test_one_that_is_read_for_a_request_counts_with_that_use() -> None:
+    uses = Uses(2)
+    host = HostTable(10, uses)
+    for name in "ba":
+        uses.add(name)
+    assert host.keep("a", 6) == ()
+    assert host.keep("b", 6) == ("a",), "as often as a on record, and now once more"
 
 
 def test_copies_stay_where_one_that_was_used_less_comes() -> None:

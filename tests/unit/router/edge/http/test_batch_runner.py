@@ -164,6 +164,29 @@ async def test_a_batch_is_resumed_though_its_input_has_expired(tmp_path: Path) -
         assert len(again.lines(resumed, ok=True)) == 2
 
 
+async def test_a_line_without_room_is_tried_again_after_longer_and_longer_waits_and_those_that_are_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    statuses = [(429, "7"), (499, ""), (503, "soon"), *[(503, "")] * 4, (429, "20"), (500, "3")]
+    waits: list[float] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        status, after = statuses.pop(0)
+        await send({"type": "http.response.start", "status": status, "headers": [(b"Retry-After", after.encode())]})
+        await send({"type": "http.response.body", "body": b"{}"})
+
+    async def noted(wait_s: float) -> None:
+        waits.append(wait_s)
+
+    runner = Bench(tmp_path).runner
+    monkeypatch.setattr(runner, "_app", app)
+    monkeypatch.setattr("random.uniform", lambda low, high: high)
+    monkeypatch.setattr("asyncio.sleep", noted)
+    answer = await runner._tried(BatchState("batch_1", "t", "t", CHAT, "file_1", "24h", 0, DAY_S), {})
+    assert (answer.status, statuses) == (500, []), "other errors are the line's answer"
+    assert waits == [7.0, 1.0, 2.0, 4.0, 8.0, 15.0, 15.0, 20.0]
+
+
 async def test_a_batch_whose_input_is_gone_fails(tmp_path: Path) -> None:
     async with started(Bench(tmp_path, never)) as first:
         batch = await first.begin(2)

@@ -1,0 +1,178 @@
+"""Which Pods go and when: what the executor asks of the cluster and of the routers, one step at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import pytest
+
+from services.planner.cluster.calls import ClusterCalls
+from services.planner.cluster.pods import Pod
+from services.planner.executor import Executor, LeadershipLost, by_name, choose_victims
+from services.planner.figures.sources import Sources
+from services.planner.policy.budget import Pair
+from services.planner.policy.config import PlannerConfig
+from services.planner.policy.observation import Observation, PoolCount
+from shared.rpc.pb.tandem.v1 import inference_pb2, types_pb2
+
+DRAIN_S = 100.0
+NOW = 5000.0
+
+
+def pod(name: str, pool: str = "d", ready_since_s: float | None = 1.0, *, ending: bool = False) -> Pod:
+    return Pod(name, "worker", pool, "10.0.0.1", {}, ready_since_s, ending, None)
+
+
+def victim(name: str, since_s: float = NOW - 10.0, ready_since_s: float | None = 1.0) -> Pod:
+    return Pod(name, "worker", "d", "10.0.0.1", {}, ready_since_s, False, since_s)
+
+
+def status(name: str, *, connected: bool = True, **load: Any) -> inference_pb2.WorkerStatus:
+    return inference_pb2.WorkerStatus(
+        worker=types_pb2.WorkerId(name=name), connected=connected, load=types_pb2.Load(**load)
+    )
+
+
+class Cluster:
+    """Takes down what is asked for; `leads` says whether this planner may act."""
+
+    def __init__(self, gpu_budget: int = 16) -> None:
+        self.asked: list[tuple[Any, ...]] = []
+        self.leads = True
+        self.executor = Executor(
+            PlannerConfig(gpu_budget=gpu_budget),
+            ("p", "d"),
+            DRAIN_S,
+            cast(ClusterCalls, self),
+            cast(Sources, self),
+            lambda: self.leads,
+        )
+
+    async def scale(self, pool: str, replicas: int, *, dry_run: bool = False) -> None:
+        self.asked.append(("try" if dry_run else "scale", pool, replicas))
+
+    async def mark_victim(self, name: str, since_s: float) -> None:
+        self.asked.append(("mark", name, since_s))
+
+    async def spare_victim(self, name: str) -> None:
+        self.asked.append(("spare", name))
+
+    async def drain(self, pods: Sequence[Pod], names: Sequence[str], *, undo: bool = False) -> None:
+        self.asked.append(("undrain" if undo else "drain", *names))
+
+    async def step(
+        self, target: int, pods: Sequence[Pod], *workers: inference_pb2.WorkerStatus, replicas: int | None = None
+    ) -> list[tuple[Any, ...]]:
+        """One step of the decode pool, beside two prefill workers that stay. Returns what was asked."""
+        self.asked.clear()
+        count = PoolCount(len(pods) if replicas is None else replicas, len(pods))
+        seen = Observation(0.0, PoolCount(2, 2), count)
+        found = {each.worker.name: each for each in workers}
+        await self.executor.step(Pair(2, target), seen, [*pods, pod("p0", "p"), pod("p1", "p")], found, NOW)
+        return list(self.asked)
+
+
+async def test_a_pool_that_is_as_it_should_be_is_left_alone() -> None:
+    assert await Cluster().step(2, [pod("a"), pod("b")], status("a"), status("b", draining=True)) == []
+
+
+async def test_the_least_harmful_is_marked_and_drained_and_its_replica_stays_until_it_is_idle() -> None:
+    cluster = Cluster()
+    pods = [pod("a"), pod("b"), pod("c")]
+    busy, idle, queued = status("a", num_running=2), status("b", num_running=1), status("c", num_waiting=2)
+    assert await cluster.step(2, pods, busy, idle, queued) == [("mark", "b", NOW), ("drain", "b")]
+    pods[1] = victim("b")
+    running = status("b", num_running=1, draining=True)
+    assert await cluster.step(2, pods, busy, running, queued) == []
+    for left in ({"num_running": 1}, {"num_waiting": 1}, {"num_queued_tokens": 1}):
+        assert await cluster.step(2, pods, busy, status("b", draining=True, **left), queued) == []
+    assert await cluster.step(2, pods, busy, status("b", draining=True), queued) == [("scale", "d", 2)]
+
+
+async def test_one_that_was_not_heard_to_drain_is_asked_again_and_does_not_go() -> None:
+    pods = [pod("a"), victim("b")]
+    assert await Cluster().step(1, pods, status("a"), status("b")) == [("drain", "b")]
+    assert await Cluster().step(1, pods, status("a"), status("b", connected=False)) == []
+    assert await Cluster().step(1, pods, status("a")) == [], "it serves: a router is about to say so"
+    pods[1] = victim("b", ready_since_s=None)
+    assert await Cluster().step(1, pods, status("a")) == [("scale", "d", 1)], "it never served"
+
+
+async def test_one_that_does_not_become_idle_goes_after_its_time() -> None:
+    running = status("b", num_running=1, draining=True)
+    assert await Cluster().step(1, [pod("a"), victim("b", NOW - DRAIN_S)], status("a"), running) == []
+    late = [pod("a"), victim("b", NOW - DRAIN_S - 1.0)]
+    assert await Cluster().step(1, late, status("a"), running) == [("scale", "d", 1)]
+
+
+async def test_where_the_load_comes_back_those_that_were_to_go_stay() -> None:
+    pods = [victim("a"), victim("b"), pod("c")]
+    found = [status("a", num_running=1, draining=True), status("b", draining=True), status("c")]
+    assert await Cluster().step(3, pods, *found) == [("undrain", "a", "b"), ("spare", "a"), ("spare", "b")]
+    assert await Cluster().step(2, pods, *found) == [("undrain", "b"), ("spare", "b")], "a still has to go"
+    assert await Cluster().step(3, [victim("a"), pod("b"), pod("c")], status("a")) == [("spare", "a")]
+
+
+async def test_replicas_without_a_pod_go_before_a_pod_is_drained() -> None:
+    assert await Cluster().step(1, [pod("a")], status("a"), replicas=3) == [("scale", "d", 1)]
+    pods = [pod("a"), pod("b"), pod("c", ending=True)]
+    asked = await Cluster().step(1, pods, status("a", num_running=1), status("b"), replicas=4)
+    assert asked == [("mark", "b", NOW), ("drain", "b"), ("scale", "d", 2)]
+    marked = [victim("a"), pod("b")]
+    assert await Cluster().step(2, marked, status("a", draining=True), status("b"), replicas=3) == [
+        ("undrain", "a"), ("spare", "a"), ("scale", "d", 2),
+    ]  # fmt: skip
+
+
+async def test_a_pool_grows_into_what_is_free_of_the_budget() -> None:
+    pods = [pod("a"), pod("b")]
+    assert await Cluster().step(5, pods, status("a"), status("b")) == [("scale", "d", 5)]
+    assert await Cluster(gpu_budget=5).step(5, pods, status("a"), status("b")) == [("scale", "d", 3)]
+    assert await Cluster(gpu_budget=4).step(5, pods, status("a"), status("b")) == []
+
+
+async def test_all_sizes_are_tried_without_a_change() -> None:
+    cluster = Cluster()
+    await cluster.executor.check(Pair(3, 1))
+    assert cluster.asked == [("try", "p", 3), ("try", "d", 1)]
+
+
+@pytest.mark.parametrize(
+    ("target", "pods"),
+    [(1, [pod("a"), pod("b")]), (1, [pod("a"), victim("b")]), (2, [pod("a"), victim("b")]), (3, [pod("a"), pod("b")])],
+)
+async def test_without_its_lease_nothing_is_changed(target: int, pods: list[Pod]) -> None:
+    cluster = Cluster()
+    cluster.leads = False
+    with pytest.raises(LeadershipLost):
+        await cluster.step(target, pods, status("a"), status("b", draining=pods[1].victim))
+    assert cluster.asked == []
+
+
+def test_those_that_do_not_serve_go_first_then_the_least_busy_then_the_newest() -> None:
+    pods = [
+        pod("old", ready_since_s=10.0),
+        pod("new", ready_since_s=20.0),
+        pod("busy", ready_since_s=30.0),
+        pod("starting", ready_since_s=None),
+        pod("ending", ending=True),
+        victim("chosen"),
+    ]
+    workers = {"busy": status("busy", num_running=1), "old": status("old")}
+    chosen = [each.name for each in choose_victims(pods, workers, 9)]
+    assert chosen == ["starting", "new", "old", "busy"]
+    assert [each.name for each in choose_victims(pods, workers, 2)] == chosen[:2]
+    assert choose_victims(pods, workers, 0) == choose_victims(pods, workers, -1) == []
+
+
+def test_of_what_routers_say_of_a_worker_that_of_a_connected_one_counts() -> None:
+    said = [
+        [status("a", connected=False), status("b", num_running=1)],
+        [status("a", num_running=2), status("b", num_running=3)],
+        [status("a", num_running=4), status("c", connected=False)],
+    ]
+    found = by_name([inference_pb2.ClusterStatus(workers=workers) for workers in said])
+    assert {name: (each.connected, each.load.num_running) for name, each in found.items()} == {
+        "a": (True, 2), "b": (True, 1), "c": (False, 0),
+    }  # fmt: skip

@@ -18,11 +18,11 @@ class DeviceSettings(SettingGroup):
 
     device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:[0-9]+(,[0-9]+)*)?|timed:.+)$")
     """Where the engine runs: cpu, cuda, or cuda:N for the GPU of that index. On cuda, decode steps are CUDA graphs, and
-    each is planned while the one before runs. A worker of `tp` times `pp` processes takes that number of GPUs, the
-    first ones or cuda:0,1,… in their order; there without graphs, and each step planned behind the one before.
-    timed:FILE is a device of another speed: a step takes the time that FILE gives for it and computes nothing, so
-    answers say nothing either; for load tests. FILE is what `make bench-engine OUT=FILE` wrote, or names the
-    coefficients."""
+    each is planned while the one before runs, unless guesses behind that one are worth more (`speculation`). A worker
+    of `tp` times `pp` processes takes that number of GPUs, the first ones or cuda:0,1,… in their order; there without
+    graphs, and each step planned behind the one before. timed:FILE is a device of another speed: a step takes the time
+    that FILE gives for it and computes nothing, so answers say nothing either; for load tests. FILE is what `make
+    bench-engine OUT=FILE` wrote, or names the coefficients."""
     gpu_memory: float = Field(default=0.9, gt=0, le=1)
     """Share of the GPU's memory that this worker takes, of the whole and not of what is free: weights, steps and pool.
     Workers that share a GPU need shares that add up to less than 1."""

@@ -43,10 +43,11 @@ class KVFormat:
     num_planes: int = 2
     """2: keys, then values. 1: a row is key and value at once, as the latents of latent attention are."""
     source: str = ""
-    """The dtype in which a decode worker's others keep prompts, whose blocks they convert to `dtype` as they
+    """On a decode worker the dtype in which prefill workers keep prompts, whose blocks they convert to `dtype` as they
     send them. Empty: prompts come as they would be computed here."""
     sent: str = ""
-    """The codes to which such a prefill worker's blocks are converted. Empty: they are sent as they are."""
+    """On a prefill worker the codes to which its blocks are converted for decode workers. Empty: they are sent as they
+    are."""
 
     def __post_init__(self) -> None:
         check_dimension("num_kv_heads", self.num_kv_heads)

@@ -198,12 +198,13 @@ def _wait(pid: int, most_waiting_s: float) -> tuple[int | None, float, float]:
 
 
 def _waits(pid: int) -> bool:
-    """True where each thread of the process and of those that it started waits for an event, not for a processor."""
+    """True where each thread of the process and of those that it started waits for an event, not for a processor; one
+    that was stopped does not."""
     try:
         for thread in Path(f"/proc/{pid}/task").iterdir():
             state = (thread / "stat").read_text().rpartition(")")[2].split()[0]
             children = (thread / "children").read_text().split()
-            if state in "RD" or not all(_waits(int(child)) for child in children):
+            if state in "RDTt" or not all(_waits(int(child)) for child in children):
                 return False
     except (FileNotFoundError, ProcessLookupError):  # it ended meanwhile
         return False

@@ -25,7 +25,7 @@ from shared.model.text.tokenizer import Tokenizer
 FIRST = 1000
 """The token id that an answer begins with."""
 LESS = 0.01
-"""Of what the layers' last projections are in other random checkpoints."""
+"""Factor on the layers' last projections, over those of other random checkpoints."""
 _WRITTEN = "successors"
 
 

@@ -47,7 +47,7 @@ class Loads:
 
     traces: Mapping[str, Path]
     seconds: float
-    """Of arrivals in a run, at least."""
+    """Least time in which requests of a run arrive."""
     seed: int = 0
     lives: float = 3.0
     """Of a mean answer with steps of 15 ms: for so long requests arrive at least."""

@@ -24,7 +24,7 @@ class Runs:
     path: Path | None = None
     """None: nothing is kept."""
     commit: str = ""
-    """Of the code; with a + where files are modified."""
+    """Commit of the code; with a + where files are modified."""
 
     def find(self, key: Key, system: System) -> Run | None:
         """None where there is no such run."""

@@ -197,9 +197,12 @@ def reach(
     share_at: Callable[[float], float], first: float, attained: float, factor: float, within: float, most_runs: int
 ) -> float:
     """The rate up to which a share of the requests is in time: from the first rate by that factor until it lies between
-    two, then halved until these are within so much of each other. The last one with the share, or that was tried."""
-    rate, below, above = first, 0.0, 0.0
+    two, then halved until these are within so much of each other. The highest one with the share that was tried; where
+    none had it, the lowest that was tried."""
+    rate = tried = first
+    below = above = 0.0
     for _ in range(most_runs):
+        tried = rate
         if share_at(rate) >= attained:
             below = rate
         else:
@@ -207,4 +210,4 @@ def reach(
         if below and above and above / below < within:
             break
         rate = (below * above) ** 0.5 if below and above else rate * (factor if below else 1 / factor)
-    return below or rate
+    return below or tried

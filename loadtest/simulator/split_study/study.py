@@ -60,7 +60,7 @@ class Study:
     def run_scenarios(
         self, executor: ProcessPoolExecutor, scenarios: Sequence[str], mixed: Pool, phase_s: float
     ) -> None:
-        """Those that are named."""
+        """Runs the scenarios that are named."""
         pair = TARGETS["balanced"]
         if "turnover" in scenarios:
             found = executor.submit(turnover, self._pool, pair, self._loads, phase_s).result()

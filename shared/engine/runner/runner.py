@@ -91,7 +91,7 @@ class RunnerConfig:
     adapter_max_rank: int = 0
     """The highest rank of what is placed there."""
     most_guesses: int = 0
-    """Of a sequence in one step; what checks up to as many is compiled at the start."""
+    """Most guesses of a sequence in one step: kernels that check up to this number are compiled at the start."""
     debug_numerics: bool = False
     """Name the part of the model where NaN or infinite logits come from; slower, and without graphs."""
 

@@ -293,7 +293,8 @@ class Scheduler:
 
     def measured(self, work: StepWork, step_s: float, drafting_s: float = 0.0, *, is_clean: bool = True) -> None:
         """Learns from a step that has run, of which a draft model had `drafting_s`; one that is not clean, with copies
-        or guesses, or planned when the device was idle for the sake of guesses, took more than this work does."""
+        or guesses, or of answers alone and planned when the device was idle for the sake of guesses, took more than
+        this work does."""
         if is_clean:
             self.step_fit.observe(work, step_s - drafting_s)
             self._lifecycle.batch_limit.measured(work)
@@ -305,8 +306,9 @@ class Scheduler:
         is_asking = speculator is not None and not speculator.is_resting
         only_decodes = is_asking and all(item.is_decode for item in plan.sequences)
         work = decode_work(plan.sequences) if only_decodes else step_work(plan)
-        has_waited = speculator is not None and speculator.has_waited
-        self.measured(work, step_s, drafting_s, is_clean=not plan.copies and not num_guesses and not has_waited)
+        # A prompt's step counts behind a wait too, which is short beside it: it has no other where answers guess.
+        is_late = speculator is not None and speculator.has_waited and not work.num_chunk_tokens
+        self.measured(work, step_s, drafting_s, is_clean=not plan.copies and not num_guesses and not is_late)
         if only_decodes and speculator is not None and not plan.copies:
             speculator.measured(
                 work.num_sequences, num_guesses, self.step_fit.predicted_s(work), step_s - drafting_s, drafting_s

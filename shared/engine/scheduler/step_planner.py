@@ -89,6 +89,7 @@ class StepPlanner:
         plan = self._in_flight.begin(list(planned.values()), sequences, copies, begins_guesses=begins)
         if self._speculator is not None and not plan.is_empty:
             self._speculator.planned(has_waited=self._has_waited)
+        if not plan.is_empty or not self._in_flight:
             self._has_waited = False
         return plan
 
@@ -184,6 +185,8 @@ class StepPlanner:
         if speculator.rests(len(sequences)):
             return
         plain_s = self._lifecycle.step_fit.predicted_s(decode_work(planned.values()))
+        if speculator.needs_times(plain_s):
+            return
         groups, block_size = self._lifecycle.groups, self._pool.block_size
         spare = groups.size * len(self._sequences.running)
         for sequence in sequences:

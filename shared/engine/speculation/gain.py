@@ -26,7 +26,8 @@ long as they agree."""
 KEPT_TRIALS = 5
 """The latest, whose median decides: one of them may have met a busy moment."""
 MOST_OF_MEDIAN = 4.0
-"""That a step's time counts as, over the median of its kind: what held it up beyond that says nothing of guesses."""
+"""Times the median of its kind that a step's time counts as at most: what held it up beyond that says nothing of
+guesses."""
 
 
 class Gain:

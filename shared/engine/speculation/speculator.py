@@ -28,7 +28,11 @@ from shared.engine.speculation.row_costs import GuessedStep, RowCosts
 MOST_ROWS = 64
 """Guesses of a step, over all sequences."""
 PLAIN_EVERY = 256
-"""Steps of which one has no guesses at least, so that its time is known."""
+"""Steps of which one has no guesses at least, so that its time is known; where steps are planned ahead two in a row,
+since the first one is not."""
+MOST_AWAITING = 64
+"""Answers up to which a step in flight may be waited for: in larger batches asking drafters takes a millisecond and
+more of each step, and the rows that a step may have for guesses gain little."""
 
 
 @dataclass(slots=True)
@@ -87,7 +91,9 @@ class Speculator:
         self._begun_s = 0.0  # on that clock
         self._planned: deque[_Planned] = deque()  # steps that are not completed
         self._took_s = 0.0  # 0: not known
-        self._num_guessing = 0  # steps with guesses, since the last one without
+        self._num_guessing = (
+            0  # steps with guesses, since the last one without; below 0: the next one has none, if ahead
+        )
         self.counters = GuessCounters()
 
     @property
@@ -108,6 +114,11 @@ class Speculator:
         if model is None or rounds is None or not model.writes_ahead or not rounds.may_ask(sequence):
             return 0
         return rounds.most(sequence)
+
+    def needs_times(self, plain_s: float) -> bool:
+        """Whether a step is to have no guesses because it is not known yet how long steps take, `plain_s` being 0:
+        where they are planned ahead, steps with guesses, and those right behind them, do not tell."""
+        return self._clock is None and self._fixed is None and plain_s <= 0
 
     def propose(
         self, sequences: Sequence[EngineSequence], most_rows: int, plain_s: float = 0.0, limit_s: float = math.inf
@@ -144,7 +155,7 @@ class Speculator:
                 for (name, draft), count in zip(drafts.items(), counts, strict=True)
                 if count
             }
-        self._num_guessing = self._num_guessing + 1 if found else 0
+        self._num_guessing = max(0, self._num_guessing) + 1 if found else -1 if is_plain else 0
         return found
 
     def awaits(
@@ -156,7 +167,9 @@ class Speculator:
         gains = None if self._fixed is not None else self._gains_of(len(sequences))
         self.is_resting = gains is not None and gains.rests
         self._asks = gains is None or gains.asks(gains.others)
-        if self._asks and self._num_guessing < PLAIN_EVERY:
+        self._methods.clear()  # no guess is in flight
+        is_known = not self.needs_times(plain_s) and len(sequences) <= MOST_AWAITING
+        if self._asks and is_known and 0 <= self._num_guessing < PLAIN_EVERY:
             drafts = self._drafts(sequences)
             pending = {item.sequence_id: item.num_in_flight_samples for item in sequences}
             chances = [chance for name, draft in drafts.items() for chance in draft.chances[pending[name] :]]
@@ -236,6 +249,7 @@ class Speculator:
         """The sequence has left."""
         for drafter in self._drafters:
             drafter.forget(sequence_id)
+        self._methods.pop(sequence_id, None)
         self.lost(sequence_id)
 
     def rests(self, num_sequences: int) -> bool:

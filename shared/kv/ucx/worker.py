@@ -43,7 +43,7 @@ _LOOK_AT_REST_MS = 100
 """The progress thread looks for work this often where nothing wakes it. Sends, receives and connections do, so it is a
 reserve; each look costs some 20 µs, all the time."""
 _LOOK_MS = 1
-"""The same with transports of a GPU, of which it was not measured that all wake it."""
+"""The same with transports of a GPU: whether all of them wake the thread was not measured."""
 _DRAIN_TIMEOUT_S = 0.2
 _CLOSE_PERIOD_NS = 10_000_000
 _CLOSE_ATTEMPTS = 3

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections import deque
+from random import Random
+
 import pytest
 
 from shared.engine.finish_reason import FinishReason
-from shared.engine.plan import NoToken, SampledToken, StepResult
+from shared.engine.plan import NoToken, SampledToken, StepPlan, StepResult
 from shared.engine.scheduler.scheduler import Scheduler, SchedulerConfig
 from shared.engine.sequence import Goal, Status
+from shared.engine.speculation.ngram import NgramDrafter
+from shared.engine.speculation.speculator import Speculator
 from shared.kv.pool import BlockPool
+from shared.sizing.step_time import StepWork
 from tests.unit.engine.builders import EOS, sequence
 
 
@@ -162,3 +168,63 @@ def test_a_sequence_without_a_token_leaves_alone_and_takes_the_cached_prefixes_w
     s.apply(second, result(second))
     assert s.sequences.get("b").num_output_tokens == 2
     s.check_integrity()
+
+
+class Device:
+    """Computes one step behind another in virtual time: 10 ms each, and `row_s` more for each guess. Answers copy their
+    prompts from the fifth token on."""
+
+    def __init__(self, speculator: Speculator, row_s: float) -> None:
+        self.now_s = 0.0
+        self.scheduler = Scheduler(
+            BlockPool(10_000, 16), SchedulerConfig(16, 4096), lambda: self.now_s, speculator=speculator
+        )
+        self.num_guesses: list[int] = []
+        self._row_s, self._answers = row_s, dict[str, list[int]]()
+        self._running: deque[tuple[StepPlan, float]] = deque()
+        self._last_s = self._free_s = 0.0
+
+    def answer(self, name: str, num_tokens: int, rest_s: float = 0.0) -> None:
+        """One request after `rest_s` in which nothing runs, up to its end."""
+        self.now_s += rest_s
+        self._last_s = self._free_s = self.now_s
+        shuffled = Random(name)
+        prompt = [2 + shuffled.randrange(5000) for _ in range(num_tokens + 8)]
+        self._answers[name] = prompt[4:]
+        self.scheduler.add(sequence(name, prompt + prompt[:4], max_tokens=num_tokens, ignore_eos=True))
+        while self.scheduler.has_work or self._running:
+            plan = self.scheduler.schedule()
+            if not plan.is_empty:
+                self.num_guesses.append(plan.num_guesses)
+                self._free_s = max(self.now_s, self._free_s) + 0.010 + self._row_s * plan.num_guesses
+                self._running.append((plan, self._free_s))
+            if self._running and (plan.is_empty or len(self._running) > 1):
+                self._end(*self._running.popleft())
+
+    def _end(self, plan: StepPlan, end_s: float) -> None:
+        self.now_s = end_s
+        tokens = [
+            SampledToken(self._answers[item.sequence_id][spec.position - item.num_prompt_tokens])
+            for item in plan.sequences
+            for spec in item.samples
+        ]
+        self.scheduler.apply(plan, StepResult(tuple(tokens)), end_s - self._last_s)
+        self._last_s = end_s
+
+
+@pytest.mark.parametrize("rest_s", [0.0, 5.0])
+def test_how_long_steps_take_is_learned_although_all_guesses_are_right(rest_s: float) -> None:
+    device = Device(Speculator([NgramDrafter()]), row_s=0.012)
+    for number in range(40):
+        device.answer(f"r{number}", 60, rest_s)
+    found = device.scheduler.step_fit
+    assert found.times is not None
+    assert found.predicted_s(StepWork(1, 100)) == pytest.approx(0.010, rel=0.1)
+    assert sum(map(bool, device.num_guesses)) < len(device.num_guesses) / 4, "a row takes longer than a step"
+
+
+def test_guesses_that_cost_little_are_made_once_steps_are_known() -> None:
+    device = Device(Speculator([NgramDrafter()]), row_s=1e-5)
+    for number in range(20):
+        device.answer(f"r{number}", 60)
+    assert len(device.num_guesses) < 20 * 60 / 3

@@ -30,7 +30,7 @@ from services.router.placement.scorers import weights
 from services.worker.adapters.slots import SlotTable
 
 WARM_SHARE = 0.2
-"""Of the requests, the first: their adapters are loaded for the first time, and their times are left out."""
+"""Share of the requests, the first ones, whose times are left out: their adapters are loaded for the first time."""
 HOT = "hot"
 MIN_ATTAINMENT = 0.95
 
@@ -48,7 +48,7 @@ class Case:
     copies: int = 0
     """Adapters of which each host keeps a copy."""
     copy_s: float = 0.0
-    """That it takes to bring one of these into a slot."""
+    """Time to bring one of these into a slot."""
 
     def played(self, load_s: float, slots: int) -> tuple[list[SimRequest], int, int]:
         """The requests with their results, the loads, and those of them that were reads; `load_s`: of a read, 0: all
@@ -130,7 +130,7 @@ def assigned_loads(adapters: Sequence[str], num_workers: int, num_slots: int) ->
 
 
 def ttft_s(requests: Sequence[SimRequest], quantile: float) -> float:
-    """Of those behind the warm-up that were served."""
+    """A quantile of TTFT, of the requests behind the warm-up that were served."""
     served = [request.ttft_s for request in requests[int(WARM_SHARE * len(requests)) :] if not request.refused]
     return float(np.quantile(served, quantile))
 

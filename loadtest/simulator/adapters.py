@@ -33,7 +33,7 @@ class SimAdapters:
         self._copier_free_s = 0.0
         self.num_loads = 0
         self.num_reads = 0
-        """Of these, those without a copy in the host's memory."""
+        """Loads without a copy in the host's memory."""
         self._host = HostTable(spec.adapter_copies, self._slots.uses)
         for adapter in world.adapters:  # all were read when they got their names
             self._host.keep(adapter, 1)
@@ -54,7 +54,7 @@ class SimAdapters:
 
     @property
     def loading(self) -> frozenset[str]:
-        """Those that come into a slot just now."""
+        """Adapters that come into a slot just now."""
         return self._slots.loading
 
     @property

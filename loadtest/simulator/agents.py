@@ -42,11 +42,11 @@ class Agents:
     num_agents: int = 8
     others_per_s: float = 2.0
     room: float = 0.6
-    """Of what all agents hold at their ends, the share that all pools hold."""
+    """What all pools hold, as a share of what all agents hold at their ends."""
     num_workers: int = 1
     seed: int = 0
     error: float = 0.0
-    """Of what is said: the standard deviation of the logarithm of its ratio to the pause."""
+    """Error of what is said: the standard deviation of the logarithm of its ratio to the pause."""
 
     def arrivals(self) -> tuple[list[list[float]], list[float]]:
         """Times of each agent's turns, and of the other prompts."""
@@ -194,7 +194,7 @@ class AgentRun(TandemRouter):
 
 
 def num_tokens(turn: int) -> int:
-    """Of the prompt of a turn."""
+    """Tokens of a turn's prompt."""
     return round(FIRST_TOKENS + turn * (LAST_TOKENS - FIRST_TOKENS) / (TURNS - 1))
 
 

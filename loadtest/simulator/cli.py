@@ -90,7 +90,7 @@ class WorkerOptions:
 
     @property
     def decode_spread(self) -> Spread | None:
-        """Those of decode workers; None = `spread`. Raises ConfigError."""
+        """Ranks of decode workers; None = `spread`. Raises ConfigError."""
         return Spread.parse(self.decode_degrees, "decode-degrees") if self.decode_degrees else None
 
 

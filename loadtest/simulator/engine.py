@@ -49,11 +49,11 @@ class Noise:
         self._twice = np.array(self._factors * 2)
 
     def of(self, number: int) -> float:
-        """That of the step of this number."""
+        """The factor of the step of this number."""
         return self._factors[number % len(self._factors)]
 
     def of_many(self, begin: int, count: int) -> Factors:
-        """Those of `count` steps, from number `begin` on; no more than there are."""
+        """The factors of `count` steps, from number `begin` on; no more than there are."""
         begin %= len(self._factors)
         return self._twice[begin : begin + count]
 
@@ -79,7 +79,7 @@ class _DecodeRun:
     ) -> None:
         self.batch = batch
         self.num_context = num_context
-        """Of the first step."""
+        """Context tokens of the first step."""
         self.ends_s: list[float] = np.cumsum(np.concatenate(([begin_s], steps_s)))[1:].tolist()
         self.steps_s: list[float] = steps_s.tolist()
         self.num_done = 0

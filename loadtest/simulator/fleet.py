@@ -77,13 +77,13 @@ class Report:
     adapters: Mapping[str, Tier] | None
     """Known adapter → where it is; None: as in the report before."""
     loading_adapters: frozenset[str]
-    """Those that come into a slot just now."""
+    """Adapters that come into a slot just now."""
     adapter_room: int
     """Further adapters that it could load at once."""
     step_times: StepTimes | None
     """None where too few steps were measured, or nothing reads them."""
     step_kinds: StepKinds
-    """That these were fitted to."""
+    """Kinds of steps that these were fitted to."""
 
 
 class Listener(Protocol):
@@ -105,6 +105,6 @@ class World:
     reports_times: bool = False
     """Load reports carry the fitted step times, which cost time to fit."""
     adapters: Sequence[str] = ()
-    """That all workers know."""
+    """Adapters that all workers know."""
     listeners: list[Listener] = field(default_factory=list)
     """The routers, which get each worker's reports."""

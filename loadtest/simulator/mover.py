@@ -33,10 +33,10 @@ class _Answer:
 
     request: SimRequest
     name: str
-    """Of its sequence."""
+    """Name of its sequence."""
     life: AnswerLife
     num_asks: int = 0
-    """Of workers to which it was to move, so far."""
+    """Workers to which it was to move, so far."""
     moved_s: float = -math.inf
     """When its last move began."""
     move: _Move | None = None
@@ -58,7 +58,7 @@ class SimMover:
     world: World
     workers: Mapping[str, Worker]
     pool: Pool
-    """Of the workers that decode."""
+    """The workers that decode."""
     ledger: Callable[[str], Ledger]
     split: SplitController
     policy: MovePolicy

@@ -27,7 +27,7 @@ from shared.sizing.step_time import StepTimes
 
 QUANTILES = (0.5, 0.9)
 MOST_SPLITS = 8
-"""Of two pools that are tried."""
+"""Most splits of two pools that are tried."""
 NEVER_S = 1e9
 
 
@@ -111,12 +111,12 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Of one trace, served; seconds. Quantiles are of the requests that got an answer."""
+    """Figures of one trace, served; seconds. Quantiles are of the requests that got an answer."""
 
     goodput: float
     """Requests/s that met both targets."""
     good_share: float
-    """Of all requests."""
+    """Share of all requests."""
     refused_share: float
     hit_rate: float
     """Prompt tokens that were not computed, of those of served requests."""
@@ -143,7 +143,7 @@ def read_served(path: Path) -> list[Served] | None:
 
 
 def served_figures(served: Sequence[Served], span_s: float, targets: Targets) -> Figures:
-    """Of requests that arrived within `span_s`."""
+    """Figures of requests that arrived within `span_s`."""
     answered = [one for one in served if one.ttft_s is not None]
     return _figures(
         len(served),
@@ -210,7 +210,7 @@ def predict(
 
 
 def simulated_figures(requests: Sequence[SimRequest], span_s: float, targets: Targets) -> Figures:
-    """Of requests that were played, and arrived within `span_s`."""
+    """Figures of requests that were played, and arrived within `span_s`."""
     served = [request for request in requests if not request.refused]
     return _figures(
         len(requests),
@@ -239,7 +239,7 @@ def setup_of(cluster: MeasuredCluster, split: Split, targets: Targets, known: Ca
 
 
 def _specs(cluster: MeasuredCluster, split: Split) -> list[WorkerSpec]:
-    """Of each worker, those that prefill first. One that gets another role has what both roles have learnt."""
+    """Each worker's, those that prefill first. One that gets another role has what both roles have learnt."""
     ordered = sorted(cluster.workers, key=lambda worker: worker.decodes)
     if unknown := [worker.name for worker in ordered if worker.times is None]:
         raise ConfigError(
@@ -310,7 +310,7 @@ LEAST_ANSWERED = 20
 MOST_RESIDUAL = 10.0
 STRETCHES = 20
 ROUNDS = 8
-"""Of simulations, each with what the one before it lacked."""
+"""Rounds of simulations, each with what the one before it lacked."""
 
 
 def every_other_stretch(trace: Sequence[TraceRequest]) -> list[bool]:

@@ -26,7 +26,7 @@ class PrefixIndex:
         self._holders: dict[int, dict[str, None]] = {}
 
     def hashes(self, runs: Sequence[int], num_prompt_tokens: int) -> list[bytes]:
-        """Of the full blocks of a prompt whose runs are these, the last one maybe shorter."""
+        """Hashes of the full blocks of a prompt whose runs are these, the last one maybe shorter."""
         found: list[bytes] = []
         num_full = num_prompt_tokens // self.block_size
         for run in runs:
@@ -44,7 +44,7 @@ class PrefixIndex:
         return found
 
     def own_hashes(self, number: int, num_prompt_tokens: int) -> list[bytes]:
-        """Of the full blocks of a prompt, the `number`-th one, that shares nothing with others."""
+        """Hashes of the full blocks of a prompt, the `number`-th one, that shares nothing with others."""
         first = number << 32
         return [(first + index).to_bytes(HASH_BYTES) for index in range(num_prompt_tokens // self.block_size)]
 

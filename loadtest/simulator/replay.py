@@ -30,12 +30,12 @@ QUANTILES = (0.1, 0.5, 0.9, 0.95)
 MAX_QUEUED_TOKENS = 2048
 """The router's default."""
 _LINK, _KV_BYTES = 1e9, 2048
-"""Of small models on one machine: a hand-off takes no time that counts. Bytes/s, and bytes of a token."""
+"""Bytes/s, and bytes of a token, of small models on one machine: a hand-off takes no time that counts."""
 _NEVER_S = 1e9
 
 
 class Times(NamedTuple):
-    """Of the requests with a complete answer, in their order. Seconds."""
+    """Times of the requests with a complete answer, in their order. Seconds."""
 
     ttft_s: Sequence[float]
     tpot_s: Sequence[float]

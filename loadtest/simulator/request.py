@@ -24,7 +24,7 @@ class SimRequest:
     the prompt shares nothing."""
     session: str
     hashes: Sequence[bytes] = field(repr=False)
-    """Of its prompt's full blocks."""
+    """Hashes of its prompt's full blocks."""
     retain_s: float = 0.0
     """For which its blocks are retained for its session."""
     adapter: str = ""

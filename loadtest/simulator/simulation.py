@@ -60,7 +60,7 @@ class Setup:
 
     @property
     def worker(self) -> WorkerSpec:
-        """Of the first group."""
+        """A worker of the first group."""
         return self.groups[0].worker
 
 

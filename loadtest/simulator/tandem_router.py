@@ -64,7 +64,7 @@ class TandemRouter(SimRouter):
         self._queue: AdmissionQueue[_Active] = AdmissionQueue(config.queue_limit, order=ORDERS[config.order])
         self._again = False
         self.mover: SimMover | None = None
-        """Of mode auto: in the others nothing is vacated, and no worker's steps are known."""
+        """In mode auto alone: in the others nothing is vacated, and no worker's steps are known."""
         super().__init__(world, workers, routers[number])
         if num_routers > 1:
             for pool in (self.prefill_pool, self.decode_pool):

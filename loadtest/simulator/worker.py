@@ -44,7 +44,7 @@ class Progress(NamedTuple):
     num_tokens: int
     """Prompt and output."""
     hashes: Sequence[bytes]
-    """Of the full blocks whose KV is computed."""
+    """Hashes of the full blocks whose KV is computed."""
 
 
 Reserved = Callable[[frozenset[int] | None], None]
@@ -57,7 +57,7 @@ class _Held:
 
     request: SimRequest
     name: str
-    """Of its sequence."""
+    """Name of its sequence."""
     calls: Calls
     came_s: float
     goal: Goal
@@ -106,7 +106,7 @@ class Worker:
 
     @property
     def num_requests(self) -> int:
-        """Those that it holds anything of, or is to hold."""
+        """Requests that it holds anything of, or is to hold."""
         return len(self._held) + len(self._waiting)
 
     # --- commands
@@ -170,7 +170,7 @@ class Worker:
             self._clock.after(ask_s, lambda: self._clock.at(source.send_blocks(len(missing)), arrived))
 
     def num_tokens(self, name: str) -> int:
-        """Of the sequence of that name; 0 where it has ended."""
+        """Tokens of the sequence of that name; 0 where it has ended."""
         self.engine.settle()
         sequence = self.engine.scheduler.sequences.get(name)
         return len(sequence.token_ids) if sequence is not None else 0

@@ -111,7 +111,7 @@ class PairedSteps:
 
 
 def paired_steps(computes: Decoder, chooses: Path, num_blocks: int, block_size: int, most_seqs: int) -> PairedSteps:
-    """Of a decoder with a head, and of a small checkpoint with one, which is loaded in fp32."""
+    """Steps of a decoder with a head, and of a small checkpoint with one, which is loaded in fp32."""
     config, small = RunnerConfig(max_num_seqs=most_seqs), Decoder.load(chooses, torch.float32, "cpu", has_head=True)
     layouts = (
         decoder.config.block_layout(block_size, str(decoder.dtype).removeprefix("torch."), has_head=True)

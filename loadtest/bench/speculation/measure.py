@@ -58,11 +58,11 @@ DEMO_DRAFT = DEMO.with_name("demo-draft")
 OF_DRAFTS = ("greedy", "sampled")
 """Cases in which a draft model guesses too."""
 GOALS = {"edit": 2.0, "quotes": 2.0, "chat": 0.98, "json": 1.5, "record": 1.5, "greedy": 1.5, "sampled": 1.5}
-"""Of the ratio of one stream, with a draft model where there is one."""
+"""Goals for the ratio of one stream, with a draft model where there is one."""
 
 
 GOAL_OF_HEADS = 1.8
-"""Of the ratio of one stream in OF_DRAFTS."""
+"""Goal for the ratio of one stream in OF_DRAFTS."""
 
 
 class GivenAnswers:
@@ -187,7 +187,7 @@ class Bench:
             engine.close()
 
     def seconds(self, way: str, texts: Sequence[Text], num_tokens: int) -> float:
-        """Of answers that run together, from the moment at which all have begun to the last token."""
+        """Seconds of answers that run together, from the moment at which all have begun to the last token."""
         names = [self._add(way, text, num_tokens) for text in texts]
         begun: set[str] = set()
         left, begins_s = set(names), 0.0

@@ -35,7 +35,7 @@ from shared.model.text.tokenizer import Tokenizer
 OFF = "off"
 WAYS = (OFF, NGRAM, DRAFT)
 KINDS = ("edit", "quotes", "chat")
-"""Of CASES, those without a structure and with a text of their own."""
+"""CASES without a structure and with a text of their own."""
 
 
 @dataclass(frozen=True)

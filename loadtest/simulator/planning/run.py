@@ -52,7 +52,7 @@ class ElasticOutcome:
     """(time, replicas), the first one being the beginning."""
     decode_changes: Sequence[tuple[float, int]]
     decisions: Sequence[tuple[float, Decision]]
-    """Those that changed a size; none for a schedule."""
+    """Decisions that changed a size; none for a schedule."""
     max_gpus: int
     """Most GPUs held at any look."""
 

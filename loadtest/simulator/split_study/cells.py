@@ -19,13 +19,13 @@ from loadtest.workloads.trace import TraceRequest
 TARGETS = {"ttft": Targets(0.4, 0.05), "balanced": Targets(1.0, 0.025), "tpot": Targets(3.0, 0.0125)}
 """By the one of the two that binds."""
 LOADS = (0.4, 0.6, 0.8, 1.0, 1.2)
-"""Of the rate up to which the best static system serves nine in ten in time."""
+"""Loads, as shares of the rate up to which the best static system serves nine in ten in time."""
 LONG_PROMPT = 8192
 """Mean tokens from which on a workload's TTFT targets are LONG_TTFT times as long: one such prompt takes most of the
 shortest one alone."""
 LONG_TTFT = 5.0
 _REQUESTS = 4000
-"""Of a named workload, before it begins again."""
+"""Requests of a named workload, before it begins again."""
 
 
 class Cell(NamedTuple):
@@ -50,7 +50,7 @@ class Loads:
     """Least time in which requests of a run arrive."""
     seed: int = 0
     lives: float = 3.0
-    """Of a mean answer with steps of 15 ms: for so long requests arrive at least."""
+    """Requests arrive for at least this number of times what a mean answer takes with steps of 15 ms."""
 
     def requests(self, workload: str, rate: float) -> list[TraceRequest]:
         """As many as arrive in a run."""
@@ -82,7 +82,7 @@ class Compared(NamedTuple):
     """What a cell gave."""
 
     best: Run
-    """Of the static systems: all splits of two pools, and one pool with chunks of so many tokens."""
+    """The best static system's: of all splits of two pools, and one pool with chunks of a number of tokens."""
     by_time: Run
     """One pool with chunks by time, as mode auto has them."""
     auto: Run

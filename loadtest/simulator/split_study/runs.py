@@ -18,7 +18,7 @@ Key = Mapping[str, Any]
 
 @dataclass
 class Runs:
-    """Those of a file. Fixed systems count whatever commit they were run at; mode auto only at this one, and never
+    """Runs of a file. Fixed systems count whatever commit they were run at; mode auto only at this one, and never
     with modified files. Several processes may add to one file."""
 
     path: Path | None = None

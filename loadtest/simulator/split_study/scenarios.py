@@ -16,7 +16,7 @@ from loadtest.workloads.trace import TraceRequest
 
 PHASES = ("prefill-heavy", "decode-heavy", "prefill-heavy")
 PHASE_LOAD = 0.9
-"""Of each phase's own capacity."""
+"""Load of each phase, as a share of its own capacity."""
 WINDOW_S = 5.0
 SETTLED = 0.9
 """Share of a phase's best goodput from which on a system has found its new balance."""

@@ -23,7 +23,7 @@ ALL = 0.995
 """A share of requests in time with which no other system is looked for."""
 FIRST_CHUNK = 1024
 WORTH = 0.9
-"""Of the best goodput found, what a kind of system must have for its neighbours to be compared."""
+"""Share of the best goodput found that a kind of system must have for its neighbours to be compared."""
 
 
 @dataclass(slots=True)
@@ -72,7 +72,7 @@ class Search:
         return self._top
 
     def best_of(self, systems: Sequence[System]) -> System:
-        """Of these alone."""
+        """The best of these alone."""
         return max(systems, key=self._goodput)
 
     def _climbs(self, starts: Sequence[System]) -> list[_Climb]:
@@ -99,8 +99,8 @@ class Search:
 
     @property
     def fixed(self) -> list[System]:
-        """Those that were run: splits, and one pool with chunks of so many tokens. Chunks by time are a part of what
-        mode auto is, and no static system."""
+        """Systems that were run: splits, and one pool with chunks of a number of tokens. Chunks by time are a part of
+        what mode auto is, and no static system."""
         return [system for system in self.runs if system.policy in (STATIC, COLLOCATED) and not system.paced]
 
     @property
@@ -110,7 +110,7 @@ class Search:
 
     @property
     def _orders(self) -> Sequence[bool]:
-        """Of `System.slow_first`."""
+        """Values of `System.slow_first` that are tried."""
         return (False, True) if len({worker.times for worker in self._pool.workers}) > 1 else (False,)
 
     def starts(self) -> list[System]:

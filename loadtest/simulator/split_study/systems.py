@@ -26,7 +26,7 @@ class System(NamedTuple):
 
     policy: str
     num_prefills: int = 0
-    """Of a static split."""
+    """Prefill workers of a static split."""
     chunk: int = PREFILL_CHUNK
     paced: bool = False
     """Whether chunks beside answers keep the TPOT target."""
@@ -95,7 +95,7 @@ class Run(NamedTuple):
 
     @property
     def share(self) -> float:
-        """Of the requests, in time."""
+        """Share of the requests that were in time."""
         return self.goodput / self.offered
 
 

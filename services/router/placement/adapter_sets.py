@@ -19,7 +19,7 @@ HEADROOM = 2.0
 """Homes over the workers that would be busy with the adapter's share alone: with one, a busy home has another beside
 it."""
 MAX_ADAPTERS = 4096
-"""Of those with work or homes on record; the ones that were asked for longest ago are forgotten first."""
+"""Most adapters with work or homes on record; the ones that were asked for longest ago are forgotten first."""
 
 
 class _Recent:

@@ -18,18 +18,18 @@ DEFAULT_BUDGET = 2048
 
 
 class Pace(NamedTuple):
-    """Of one worker, with the answers that run there or are to."""
+    """Pace of one worker, with the answers that run there or are to."""
 
     chunk_tokens: float
-    """Of prompts in one step."""
+    """Tokens of prompts in one step."""
     step_s: float
-    """Of a step with such a chunk."""
+    """Time of a step with such a chunk."""
     decode_s: float
-    """Of a step without; 0 where no answer runs."""
+    """Time of a step without a chunk; 0 where no answer runs."""
 
     @property
     def tokens_a_second(self) -> float:
-        """Of prompts."""
+        """Tokens of prompts that it computes a second."""
         return self.chunk_tokens / self.step_s
 
     def seconds(self, num_tokens: float) -> float:
@@ -61,7 +61,7 @@ class Beside:
         self._attention_s, self._read_s, self._token_s = times.attention_s, times.read_s, times.token_s
         self._exposed = 1 - times.overlap
         self.decode_s = self._own_s + times.hidden_s(times.read_s, num_answers * times.token_s) if num_answers else 0.0
-        """Of a step without prompts, seconds; 0 where no answer runs."""
+        """Time of a step without prompts, seconds; 0 where no answer runs."""
         self._bounds: tuple[tuple[float, float], ...] = ()
         if num_answers and target_s < math.inf:
             late = self.decode_s > target_s  # even without prompts

@@ -61,9 +61,9 @@ class Ranking:
 
     scorers: Sequence[str]
     scores: Sequence[float]
-    """Of each worker."""
+    """Score of each worker."""
     parts: Sequence[tuple[float, ...]]
-    """Of each worker, one for each scorer."""
+    """Parts of each worker's score, one for each scorer."""
     workers: Sequence[tuple[str, int, int, int]]
     """Name, queued tokens, free blocks, requests, at the time of the choice."""
     hits: Mapping[str, int]
@@ -89,7 +89,7 @@ class Pair(NamedTuple):
     in_time: float
     """The predicted share of such requests that meet both targets, in [0, 1]."""
     score: float
-    """Of equals the least is taken."""
+    """The lowest is taken of pairs that are equal otherwise."""
 
 
 @dataclass(frozen=True, slots=True)

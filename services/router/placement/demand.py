@@ -17,7 +17,7 @@ WINDOW_S = 10.0
 NEWEST = 512
 """Arrivals by which what is unlike the mean is known."""
 SHARES = (1.0, 0.98, 0.95, 0.9, 0.8, 0.65, 0.5, 0.3, 0.1)
-"""Of the requests, the cheapest ones, that are looked at by themselves."""
+"""Shares of the requests, the cheapest ones, that are looked at by themselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Mix:
     prompt: Work
     """What a request has to compute of its prompt."""
     num_prompt_tokens: float
-    """Of a prompt, cached ones included."""
+    """Tokens of a prompt, cached ones included."""
     output_len: float
     """Tokens of an answer."""
 
@@ -67,7 +67,7 @@ class Demand:
         self._newest.append((own, num_tokens))
 
     def begin(self) -> AnswerLife:
-        """Of one answer, which the caller keeps up to date: by those that run and have ended the next are judged."""
+        """Begins an answer, which the caller keeps up to date: by those that run and have ended the next are judged."""
         return AnswerLife(self._lengths)
 
     def mix(self, now_s: float) -> Mix:

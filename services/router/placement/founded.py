@@ -21,11 +21,11 @@ from services.router.placement.beside import DEFAULT_BUDGET
 from shared.sizing.step_time import StepKinds, StepTimes, StepWork
 
 FEWEST_KINDS = 4
-"""Of chunks, and of batches of answers, that a worker's own fit has to rest on to count."""
+"""Fewest kinds of chunks, and of batches of answers, on which a worker's own fit has to rest to count."""
 MOST_COMPARED = 8
 """Well-founded workers, those that differ most, which another one is compared with."""
 LEAST_S = 1e-9
-"""Of a step: a worker whose fit says that steps take no time is not to be divided by."""
+"""Least time of a step: a worker whose fit says that steps take no time is not to be divided by."""
 _TYPICAL = (StepWork(8, 8192), StepWork(64, 65536), StepWork(0, 0, 1024, 1 << 19, 1))
 MOST_RATIO = 8.0
 """Bounds how much slower or quicker than these a worker is taken for."""
@@ -45,7 +45,7 @@ class Reported(Protocol):
 
 
 class FoundedTimes:
-    """Of the workers of one pool."""
+    """Step times of the workers of one pool."""
 
     def __init__(self) -> None:
         self._workers: dict[str, _Seen] = {}

@@ -85,8 +85,9 @@ class Lengths:
         self._last, self._mean = max(self._last, stage), None
 
     def _share_ended(self, stage: int) -> float:
-        """Of those that came to the stage. Those that are in it have half of it behind them: where few have been
-        through it so far, most of those that will pass it are still there, while some have ended already."""
+        """The share that ended in the stage of those that came to it. Those in it have half of it behind them: where
+        few have been through it so far, most of those that will pass it are still there, while some have ended
+        already."""
         seen = self._num_seen[stage]
         return self._ended[stage] * seen / (seen + self._num_inside[stage] / 2) if seen else 0.0
 

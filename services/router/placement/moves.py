@@ -110,7 +110,7 @@ class RunningAnswer:
     num_tokens: int
     """Prompt and output so far."""
     num_blocks: int
-    """That hold these and one more."""
+    """Blocks that hold these tokens and one more."""
     num_output_tokens: int
     max_left: int
     """Tokens until its limit."""

@@ -45,7 +45,8 @@ from shared.sizing.step_time import StepTimes
 BEST = 4
 """Workers of each part whose pairs are compared."""
 TPOT_SHARE = 0.95
-"""Of the target, what a step may be predicted to take with a further answer in it: batches grow by their context."""
+"""Share of the target that a step may be predicted to take with a further answer in it: batches grow by their
+context."""
 ALIKE = 0.05
 """Shares of requests in time that differ by less are equal."""
 HAND_OFF = 0.05
@@ -96,7 +97,7 @@ class PairPolicy:
         self._random = random.Random(0)
         self._budget = DEFAULT_BUDGET
         self._mean_rate = 0.0
-        """Of the workers, tokens of prompts a second."""
+        """Tokens of prompts that a worker computes a second, in the mean."""
         self._preferred: Collection[str] = ()
         self.parts = Parts()
         """The workers by what they are to do, as of the newest look."""
@@ -179,11 +180,11 @@ class PairPolicy:
 
     @property
     def _life_s(self) -> float:
-        """Of an answer, in the mean."""
+        """How long an answer runs, in the mean."""
         return self._demand.num_gaps * self._tpot_s
 
     def _as_answers_end(self, now_s: float, steady_s: float) -> float:
-        """Of what takes `now_s` beside the answers that run at this moment, and `steady_s` beside as many as stay
+        """Time of what takes `now_s` beside the answers that run at this moment, and `steady_s` beside as many as stay
         running: once these have ended, the rest of it goes as fast as that."""
         life_s = self._life_s
         return now_s if now_s <= life_s else min(now_s, life_s + (1 - life_s / now_s) * steady_s)
@@ -251,7 +252,7 @@ class PairPolicy:
         return tuple(found)
 
     def _alone(self, request: PlacementRequest, steps: _Timed, waits: _Timed, preferred: Collection[str]) -> list[Pair]:
-        """Of the workers that are best for both parts together, and of the one that computes the prompt soonest, each
+        """The workers that are best for both parts together, and of the one that computes the prompt soonest, each
         as a pair."""
         waits_s = {view.name: wait_s for view, wait_s in waits}
         both = [(view, step_s) for view, step_s in steps if view.name in waits_s]
@@ -277,7 +278,7 @@ class PairPolicy:
         return is_close and all(view.name in preferred for view in prefills)
 
     def _apart(self, request: PlacementRequest, steps: _Timed, waits: _Timed, preferred: Collection[str]) -> list[Pair]:
-        """Of the best few of each part."""
+        """Pairs of the best few of each part."""
         soonest_s = min((wait_s for _, wait_s in waits), default=0.0)
         typical, late = self.typical, (soonest_s, self._tpot_s, self._life_s)
         assert typical is not None, "see `look`"
@@ -311,7 +312,7 @@ class PairPolicy:
         return self._as_answers_end(found_s, pace.seconds(num_tokens))
 
     def _most_step_s(self, view: WorkerView, request: PlacementRequest) -> float:
-        """That the worker may take with such an answer besides."""
+        """Longest step that the worker may take with such an answer besides."""
         times = view.times or self.typical
         assert times is not None, "see `look`"
         context = (view.num_context_tokens + request.num_tokens) / (view.num_decoding + 1)

@@ -10,8 +10,8 @@ from services.router.placement.views import WorkerView
 
 
 class Parts:
-    """Those that are to prefill, and those that are to decode. A sample of a large pool has half of each: where eight
-    of 300 are of one kind, hardly one of them would be in a sample of the whole."""
+    """The workers that are to prefill, and those that are to decode. A sample of a large pool has half of each: where
+    eight of 300 are of one kind, hardly one of them would be in a sample of the whole."""
 
     def __init__(self, views: Iterable[WorkerView] = (), decoding: Collection[str] = ()) -> None:
         """`decoding`: the names of those that are to decode."""

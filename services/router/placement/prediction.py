@@ -117,7 +117,7 @@ def _solve(matrix: list[list[float]], right: list[float]) -> list[float]:
 
 _SMOOTHING = 0.05
 _LEAST_SPREAD = 0.1
-"""Of the logarithm of observed over predicted; no prediction is nearer than this."""
+"""Least spread of the logarithm of observed over predicted: no prediction is nearer than this."""
 
 
 class Reliability:
@@ -162,7 +162,7 @@ class TtftPredictor:
         self.prefill = CostModel()
         self._here = CostModel()
         self.hand_off_s = 0.0
-        """Of reserve, submit and the first token's return: the median of the newest. Seconds."""
+        """Time of reserve, submit and the first token's return: the median of the newest. Seconds."""
         self.gap_s = 0.0
         """From a first token that was computed elsewhere to the second one: the median of the newest. Seconds."""
         self.adapter_s = dict.fromkeys(Tier, 0.0)
@@ -171,7 +171,7 @@ class TtftPredictor:
         self._hand_offs: deque[float] = deque(maxlen=NEWEST)
         self._gaps: deque[float] = deque(maxlen=NEWEST)
         self.ttft = Reliability()
-        """Of what was predicted at the choice of workers."""
+        """How reliable what was predicted at the choice of workers is."""
 
     @property
     def here(self) -> CostModel:

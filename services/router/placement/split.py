@@ -45,21 +45,22 @@ WORTH = 1.25
 """A split has to be worth this many times what all workers doing both are. Hand-offs, workers of one part that wait for
 the other, and what a mean mix does not say cost a tenth to a quarter of what the steps let expect."""
 MOST_SPLITS = 40
-"""That are compared; of a larger fleet an even choice and the neighbours of the present one."""
+"""Most splits that are compared; of a larger fleet an even choice and the neighbours of the present one."""
 SHORT = 0.1
-"""Of the target for TTFT: prompts that take less are refused by their place in the queue, others by their length."""
+"""Share of the target for TTFT: prompts that take less are refused by their place in the queue, others by their
+length."""
 FULL = 0.9
 """Share of a worker's blocks that answers may hold by the forecast."""
 TTFT_SHARE = 0.5
-"""Of its target, what the chunks of a mean prompt may take beside answers that are ahead of theirs; else only others
-compute prompts."""
+"""Share of its target that the chunks of a mean prompt may take beside answers that are ahead of theirs; else only
+others compute prompts."""
 
 
 class Kind(NamedTuple):
     """Workers of one hardware, by what they can do at some mix of requests."""
 
     names: tuple[str, ...]
-    """Those that are to decode first."""
+    """Workers in the order in which they are to decode."""
     times: StepTimes
     """As those that decode know them …"""
     prompt_times: StepTimes
@@ -71,7 +72,7 @@ class Kind(NamedTuple):
     prompt_rate: float = 0.0
     """Tokens of prompts a second, with no answers."""
     most_answers: float = 0.0
-    """That the target for TPOT and the blocks allow."""
+    """Most answers that the target for TPOT and the blocks allow."""
 
     def at(self, mix: Mix, step_s: float) -> Kind:
         """The same workers with this mix, where steps beside answers may take that long."""
@@ -257,7 +258,7 @@ class SplitController:
         return parts[most][0] + part * (parts[least][0] - parts[most][0]), most
 
     def _answers(self, mix: Mix) -> float:
-        """That run at a time, with steps as long as they may be."""
+        """Answers that run at a time, with steps as long as they may be."""
         return max(1e-9, mix.rate * mix.output_len * self._step_s)
 
     def _excess(self, known: Sequence[WorkerView], mix: Mix) -> float:
@@ -379,7 +380,7 @@ class SplitController:
 
 
 def _most_answers(times: StepTimes, context_len: float, target_s: float) -> float:
-    """That decode in a step of the target's length; less than one where none does."""
+    """Answers that decode in a step of the target's length; less than one where none does."""
     own_s = times.sequence_s + context_len * times.kv_s
     if times.fixed_s + own_s + times.hidden_s(times.read_s, times.token_s) > target_s:
         return 0.0

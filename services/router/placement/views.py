@@ -134,7 +134,7 @@ class WorkerView:
     num_context_tokens: int = 0
     """Tokens of those."""
     num_promised: int = 0
-    """Of the answers, those that do not run yet …"""
+    """Answers that do not run yet …"""
     num_promised_tokens: int = 0
     """… and their tokens."""
     times: StepTimes | None = None
@@ -173,7 +173,7 @@ class Pool:
         self._views: list[WorkerView] = []
         self._places: dict[str, int] = {}
         self.founded = FoundedTimes()
-        """Of the workers' own step times, those that are to be believed."""
+        """The step times to go by, the workers' own where these rest on enough."""
         self.version = 0
         """Another one whenever a worker has come or gone, or has measured its steps for the first time."""
 
@@ -253,7 +253,7 @@ class NamedAdapter:
     digest: str
     rank: int
     num_bytes: int = field(default=0, compare=False)
-    """Of memory on a worker, where these may differ."""
+    """Memory that it takes on a worker, where these may differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,7 +307,7 @@ class PlacementRequest:
     num_tokens: int
     """Prompt tokens, plus those that a retried request has already produced."""
     groups: KVGroups
-    """Of the fleet's KV."""
+    """Groups of the fleet's KV."""
     hits: PrefixHits = NO_HITS
     session: str = ""
     """Turns of one conversation share it; empty = none."""

@@ -15,7 +15,7 @@ from shared.kv.groups import KVGroups
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """Of every request, seconds; infinite: none."""
+    """Targets of every request, seconds; infinite: none."""
 
     tpot_s: float
     ttft_s: float = math.inf

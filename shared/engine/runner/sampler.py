@@ -320,7 +320,7 @@ def describe(
 
 
 def guesses_before(items: Sequence[PlannedSequence]) -> list[int] | None:
-    """Of each row that a token is chosen for, the guess right before it, NO_GUESS behind a sequence's newest token;
+    """For each row that a token is chosen for the guess right before it, NO_GUESS behind a sequence's newest token;
     None where a step has no guesses."""
     if all(len(item.samples) < 2 for item in items):
         return None

@@ -61,7 +61,7 @@ class Lifecycle:
         self.started: list[tuple[str, int]] = []
         """(sequence id, cached tokens) of those that got their first turn, or found more in the pool."""
         self.ended: list[SequenceEnded] = []
-        """Those that left with more sealed blocks than a hand-off brought."""
+        """Sequences that left with more sealed blocks than a hand-off brought."""
         self.failed: list[SequenceFailed] = []
 
     def start(self, sequence: EngineSequence) -> bool:

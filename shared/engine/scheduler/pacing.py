@@ -23,27 +23,29 @@ from shared.sizing.step_fit import StepTimeFit
 from shared.sizing.step_time import StepTimes, StepWork
 
 AIM = 0.95
-"""Of the target, the most that is aimed at: clients measure from the first token, wherever that was computed, and steps
-are predicted with errors. An answer kept at the target itself would miss it as often as not."""
+"""Largest share of the target that is aimed at: clients measure from the first token, wherever that was computed, and
+steps are predicted with errors. An answer kept at the target itself would miss it as often as not."""
 LEAST_AIM = 0.5
 """The least: chunks that became ever smaller would make prompts late in place of answers."""
 LATE_SHARE = 0.1
-"""Of the answers, those that may miss the target before less is aimed at."""
+"""Share of the answers that may miss the target before less is aimed at."""
 AIM_STEP = 0.03
 """What is aimed at less after an answer that was late, in shares of the target."""
 BORROWED = 0.8
-"""Of what the rest of an answer can earn, what it may owe meanwhile. Without any each new answer stops the chunks."""
+"""What an answer may owe meanwhile, as a share of what its rest can earn. Without any each new answer stops the
+chunks."""
 MEAN_STEPS = 64
 """Steps over which the mean is taken by which answers earn."""
 LENGTH_QUANTILE = 0.25
-"""Of the answers that became longer, where the rest of one is expected to end: if it ends sooner, it misses …"""
+"""Quantile of the answers that became longer at which the rest of one is expected to end: if it ends sooner, it misses
+…"""
 FIRST_LENGTH = 24
 """… and its tokens in all, before enough have ended."""
 SPENT_SHARE = 0.5
-"""Of the least slack, what one step may spend."""
+"""Share of the least slack that one step may spend."""
 LEAST_SHARE = 0.5
-"""Of the target, what a step may take beside answers that are late: quicker steps let them catch up, and chunks that
-became ever smaller would not."""
+"""Share of the target that a step may take beside answers that are late: quicker steps let them catch up, and chunks
+that became ever smaller would not."""
 GAP_TARGETS = 3.0
 """The greatest gap where none is set, in targets, or in steps without chunks where these take longer."""
 LEAST_CHUNK = 16
@@ -59,7 +61,7 @@ class Pacing:
         self._fit = fit or StepTimeFit()
         self._lengths = OutputLengths(LENGTH_QUANTILE, FIRST_LENGTH)
         self._mean_s = 0.0
-        """Of the newest steps with answers, chunks included."""
+        """Mean time of the newest steps with answers, chunks included."""
         self._newest = StepWork()
         """The newest step's answers."""
         self.set_target(tpot_target_s, greatest_gap_s)

@@ -12,12 +12,12 @@ class Draft(NamedTuple):
 
     token_ids: tuple[int, ...] = ()
     chances: tuple[float, ...] = ()
-    """Of each guess, that it is right and all before it are: from 1 to 0, falling."""
+    """For each guess the chance that it is right and all before it are: from 1 to 0, falling."""
 
 
 NO_DRAFT = Draft()
 LEAST_CHANCE = 0.08
-"""Of a guess that is proposed."""
+"""Least chance of a guess that is proposed."""
 
 
 class Drafter(Protocol):

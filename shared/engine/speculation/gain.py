@@ -13,7 +13,7 @@ import statistics
 ARM_STEPS = 4
 """Steps of one kind that follow each other in a trial."""
 ARMS = (True, False, False, True)
-"""Of a round of a trial, asked and not: a drift of times meets both alike."""
+"""Arms of a round of a trial, asked and not: a drift of times meets both alike."""
 MOST_ROUNDS = 4
 CLEAR_GAIN = 1.2
 """With which a trial ends after any round; or with its inverse."""

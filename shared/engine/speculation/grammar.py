@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher
 
 FIRST_CHANCE, FIRST_WEIGHT = 0.9, 8.0
-"""Of one forced token, before any was seen; and the observations that this counts for."""
+"""Chance of one forced token, before any was seen; and the observations that this counts for."""
 KEPT = 0.98
-"""Of what was seen, the weight that is left one observation later."""
+"""Weight that is left of what was seen, one observation later."""
 ENDED = "EndOfSentence"
 
 

@@ -19,12 +19,12 @@ from shared.sizing.step_fit import StepTimeFit
 from shared.sizing.step_time import StepWork
 
 FIRST_ROUND_SHARE = 0.15
-"""Of the target's step, what a round is taken to last before some were measured."""
+"""Share of the target's step that a round is taken to last before some were measured."""
 
 _LEAST_PROBABILITIES = (0.05, 0.1, 0.2, 0.3, 0.45, 0.6, 0.75, 0.9)
 """From which on guesses are right more often than with less."""
 _FIRST_CHANCES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
-"""Of one guess, by the class of its probability, before any was seen."""
+"""Chance of one guess, by the class of its probability, before any was seen."""
 _FIRST_MEAN = 0.6
 _FIRST_WEIGHT, _OWN_WEIGHT = 16.0, 12.0
 """In observations: of the first chances beside what all sequences showed, and of that beside what one did."""
@@ -53,7 +53,7 @@ class Drafted:
     chances: list[float] = field(default_factory=list)
     """As in `Draft`."""
     next_chance: float = 0.0
-    """That a further guess is right, as far as can be said before it is made, and all before it are."""
+    """Chance that a further guess is right, as far as can be said before it is made, and all before it are."""
 
     @property
     def draft(self) -> Draft:

@@ -18,9 +18,9 @@ from shared.engine.speculation.row_costs import LEAST_GAIN, GuessedStep
 PROBE_EVERY = 64
 """Steps of which one asks a model that seems not to be worth its time: texts change."""
 CATCH_UP_SHARE = 0.25
-"""Of a step, the time in which a model may compute prompts."""
+"""Share of a step's time in which a model may compute prompts."""
 GAINED_SHARE, PROBED_SHARE = 0.2, 0.02
-"""Of the rest of an answer, the time that its prompt may take the model: no more is likely to be gained. And where the
+"""Share of an answer's remaining time that its prompt may take the model: no more is likely to be gained. And where the
 model seems not to be worth its time."""
 
 

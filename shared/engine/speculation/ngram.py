@@ -31,11 +31,11 @@ _CLASSES = (2, 3, 4, 5, 6, 8, 12, 16, 24)
 """Lengths of matches from which on guesses are right more often than after shorter ones."""
 _CLASS_OF = tuple(sum(length >= least for least in _CLASSES) for length in range(MOST_MATCHED + 1))
 _FIRST_CHANCES = (0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9)
-"""Of one guess, by the class of its match, before any was seen."""
+"""Chance of one guess, by the class of its match, before any was seen."""
 _FIRST_WEIGHT, _OWN_WEIGHT = 16.0, 6.0
 """In observations: of the first chances beside what all sequences showed, and of that beside what one did."""
 _KEPT = 0.95
-"""Of what a sequence showed, the weight that is left one observation later …"""
+"""Weight that is left of what a sequence showed, one observation later …"""
 _KEPT_BY_ALL = 0.998
 """… and of what all did."""
 

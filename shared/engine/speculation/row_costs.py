@@ -16,7 +16,8 @@ not stay for good."""
 EXACT_ROWS = 16
 """Up to as many rows in all each number is measured by itself, then several together."""
 LEAST_GAIN = 1.03
-"""Of a step's tokens a second, from which on guesses are worth their rows: less is within what is known of both."""
+"""Factor on a step's tokens a second from which on guesses are worth their rows: less is within what is known of
+both."""
 
 
 class RowCosts:

@@ -42,7 +42,7 @@ class GuessCounters:
     num_guesses: dict[str, int] = field(default_factory=lambda: dict.fromkeys(DRAFTERS, 0))
     """Guesses that were computed."""
     num_accepted: dict[str, int] = field(default_factory=lambda: dict.fromkeys(DRAFTERS, 0))
-    """Of these, those that became tokens."""
+    """Guesses of these that became tokens."""
     drafting_s: float = 0.0
     """What a draft model took. Seconds."""
 
@@ -197,7 +197,8 @@ class Speculator:
 
     @property
     def has_waited(self) -> bool:
-        """Of the oldest step that is not completed: then it took longer than one of its work that is planned ahead."""
+        """Whether the oldest step that is not completed was waited for: then it took longer than one of its work that
+        is planned ahead."""
         return bool(self._planned) and self._planned[0].has_waited
 
     def completed(self) -> None:

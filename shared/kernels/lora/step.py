@@ -113,7 +113,7 @@ class HostCopy:
     """An adapter in the host's memory, from which it can be laid out again without its folder."""
 
     num_bytes: int
-    """That it takes, in a group on all ranks together."""
+    """Bytes that it takes, in a group on all ranks together."""
     lay_out: Callable[[], PackedAdapter]
     """Blocking; from any thread but the engine's. Raises RankLost where a rank of the group is gone."""
 
@@ -126,7 +126,7 @@ class LoadedAdapter:
     rank: int
     packed: PackedAdapter
     num_bytes: int
-    """That it takes, in a group on all ranks together."""
+    """Bytes that it takes, in a group on all ranks together."""
     copy: HostCopy | None = None
     """None where none is to be kept."""
 

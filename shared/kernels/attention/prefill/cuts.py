@@ -24,7 +24,7 @@ class Rectangle:
     """Queries that see all of some keys."""
 
     first_row: int
-    """Of the chunk's own rows; the last rectangle of a chunk may reach past its end."""
+    """First of the chunk's own rows; the last rectangle of a chunk may reach past its end."""
     rows: int
     first_key: int
     keys: int

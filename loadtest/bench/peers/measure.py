@@ -251,6 +251,17 @@ def conclude(report: Report, what: str, reasons: Mapping[str, str]) -> None:
         print(f"{name} gives no figures: {reason}")
 
 
+async def has_started(process: EngineProcess, reasons: dict[str, str]) -> bool:
+    """Starts an engine and prints what it is; where it cannot run, `reasons` gets why by its name."""
+    try:
+        await process.start()
+    except CannotRun as error:
+        reasons[process.name] = str(error)
+        return False
+    print(f"{process.name}: {process.description}", flush=True)
+    return True
+
+
 async def compare(
     model: str,
     folder: Path,
@@ -270,18 +281,14 @@ async def compare(
             if venv is not None and venv in refused:
                 reasons[named(name, form)] = refused[venv]
                 continue
-            interpreter = Path(sys.executable) if venv is None else python(how.venvs, venv).absolute()
+            interpreter = python(how.venvs, venv)
             scratch = folder.parent.parent / "peers" / model
             environment_of = preloading(name, interpreter, hidden)
             process = await stack.enter_async_context(
                 EngineProcess(name, interpreter, folder, scratch, how.threads, cpu_isa, environment_of, form)
             )
-            try:
-                await process.start()
+            if await has_started(process, reasons):
                 running.append(process)
-                print(f"{process.name}: {process.description}", flush=True)
-            except CannotRun as error:
-                reasons[process.name] = str(error)
         agreement = await _agreement({process.name: process for process in running})
         measured, failures = await take_turns(running, cases, how.rounds, _print_round)
     own = named(*engines[0])
@@ -337,9 +344,9 @@ BROKEN = ("torchvision", "torchaudio", "torchcodec")
 """Packages built for another torch: importing them fails if they are installed, and no peer needs them."""
 
 
-def python(folder: Path, venv: str) -> Path:
-    """The interpreter of a venv."""
-    return folder / venv / "bin" / "python"
+def python(folder: Path, venv: str | None) -> Path:
+    """The interpreter of a venv in this folder; None: this process's own."""
+    return Path(sys.executable) if venv is None else (folder / venv / "bin" / "python").absolute()
 
 
 def preloading(engine: str, interpreter: Path, hidden: Mapping[str, str] | None) -> dict[str, str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +20,7 @@ from loadtest.bench.peers.measure import (
     CannotRun,
     EngineProcess,
     conclude,
+    has_started,
     install,
     python,
 )
@@ -107,7 +107,7 @@ async def _compare(
             if venv in refused:
                 reasons[engine] = refused[venv]
                 continue
-            interpreter = Path(sys.executable) if venv is None else python(runs.venvs, venv).absolute()
+            interpreter = python(runs.venvs, venv)
             for way in ways:
                 guesses_by = "" if way == OFF else way
                 process = await stack.enter_async_context(
@@ -116,12 +116,8 @@ async def _compare(
                         draft=draft_folder if way == DRAFT else None,
                     )
                 )  # fmt: skip
-                try:
-                    await process.start()
-                except CannotRun as error:
-                    reasons[process.name] = str(error)
+                if not await has_started(process, reasons):
                     continue
-                print(f"{process.name}: {process.description}", flush=True)
                 chosen = [0] if way == OFF or engine == OURS else integers(runs.guesses, "guesses")
                 entries += [_Entry(process, engine, way, count) for count in chosen]
         for kind in kinds:

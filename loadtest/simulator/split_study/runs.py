@@ -62,7 +62,7 @@ class Runs:
                 file.write(json.dumps(row) + "\n")
 
     def _text(self, key: Key, system: str, at_commit: str | None = None) -> str:
-        """All by which runs are told apart."""
+        """A text that is the same for two runs of the same load, system and, in mode auto, commit."""
         code = (self.commit if at_commit is None else at_commit) if system == AUTO else ""
         return "/".join([*(str(key.get(name, "")) for name in KEY), system, code])
 

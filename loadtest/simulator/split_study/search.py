@@ -197,7 +197,7 @@ def reach(
     share_at: Callable[[float], float], first: float, attained: float, factor: float, within: float, most_runs: int
 ) -> float:
     """The rate up to which a share of the requests is in time: from the first rate by that factor until it lies between
-    two, then halved until these are within so much of each other. The highest one with the share that was tried; where
+    two, then halved until their ratio is below `within`. The highest one with the share that was tried; where
     none had it, the lowest that was tried."""
     rate = tried = first
     below = above = 0.0

@@ -24,7 +24,7 @@ Rows = dict[str, Any]
 Mix = tuple[str, str]
 """A workload and a pair of targets."""
 GRAIN = 1.03
-"""Within so much of each other are the two rates between which a limit lies."""
+"""Largest ratio of the two rates between which a limit lies."""
 
 
 class Study:

@@ -46,7 +46,7 @@ def decode_config(head_dim: int, element_bytes: int, limits: DeviceLimits, group
 
 
 def most_rows(head_dim: int, element_bytes: int) -> int:
-    """Query heads times tokens that a program has registers for, with heads of so many dims."""
+    """Most rows, query heads times tokens, for which a program has registers, with heads of `head_dim` elements."""
     return 64 if head_dim * element_bytes <= 256 else 32
 
 

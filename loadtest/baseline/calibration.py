@@ -11,16 +11,21 @@ from typing import ClassVar
 import numpy as np
 
 from loadtest.metrics import is_good, request_metrics
+from loadtest.rate_search import Point, SearchSpace, highest_at
 from loadtest.records import RequestRecord
 from loadtest.rig.measure import percentile
+from loadtest.run import RunResult
 from loadtest.slo import Slo
+from loadtest.summary import invalid_reasons
 from loadtest.workloads.conversation import Conversation, Workload
 from shared.errors import WorkerLost
 
 NUM_REQUESTS = 8
 USERS_A_WORKER = 8
-"""Users of the closed loop that measures the capacity, for each worker."""
-CAPACITY_S = 6.0
+"""Users of the closed loop that keeps a system always busy, for each worker."""
+BUSY_S = 4.0
+IN_TIME = 0.9
+"""Share of the requests that meets both targets at the capacity, as in DistServe (Zhong et al., OSDI 2024)."""
 _NUM_DRAWN = 64
 _TARGET_FACTOR = 3.0
 
@@ -58,12 +63,35 @@ def targets_from(alone: Sequence[RequestRecord]) -> Slo:
     return Slo(_rounded(max(m.ttft_s for m in figures) * _TARGET_FACTOR), tpot_s)
 
 
-def capacity_from(busy: Sequence[RequestRecord], duration_s: float) -> float:
+def busy_rate(busy: Sequence[RequestRecord], duration_s: float) -> float:
     """Requests/s completed by a system that is always busy. Raises WorkerLost if no request was answered."""
     num_done = sum(request_metrics(record) is not None for record in busy)
     if not num_done:
         raise WorkerLost("no request of the calibration was answered")
     return _rounded(num_done / duration_s)
+
+
+def rates_up_to(busy: float) -> SearchSpace:
+    """Where the capacity is looked for: from half the rate of an always busy system, at most at that rate."""
+    return SearchSpace(
+        start_rate=busy / 2, min_rate=busy / 64, max_rate=busy, attainment=IN_TIME, tolerance=0.15, max_points=8
+    )
+
+
+def point_of(rate: float, result: RunResult, slo: Slo) -> Point:
+    """How many requests of a window at this rate were in time."""
+    num_good, num_offered = sum(is_good(record, slo) for record in result.records), max(len(result.records), 1)
+    goodput = num_good / result.window_s
+    return Point(rate, rate, goodput, num_good / num_offered, valid=not invalid_reasons(result))
+
+
+def capacity_from(points: Sequence[Point]) -> float:
+    """The highest rate of which IN_TIME was in time; where no rate was, what was in time at the best of them, or the
+    lowest of them."""
+    served = highest_at(points, IN_TIME)
+    if served is not None:
+        return _rounded(served.rate)
+    return _rounded(max(*(point.goodput for point in points), min(point.rate for point in points)))
 
 
 def best_of(tried: Mapping[str, Sequence[RequestRecord]], slo: Slo) -> str:

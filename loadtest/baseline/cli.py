@@ -38,9 +38,9 @@ def baseline(
         bool, Option("keep the windows beside OUT, and measure what is missing or more", name="continue")
     ] = False,
     workloads: Annotated[str, Option(f"{', '.join(WORKLOADS)}, or NAME=SPEC")] = " ".join(WORKLOADS),
-    loads: Annotated[str, Option("shares of the capacity, which is calibrated for each workload")] = "0.6 0.9",
+    loads: Annotated[str, Option("shares of the capacity, which is calibrated for each workload")] = ("0.7 1.0 1.3"),
     rounds: Annotated[int, Option("windows of every system at every load")] = 8,
-    requests: Annotated[int, Option("least number of requests of a window")] = 38,
+    requests: Annotated[int, Option("least number of requests of a window")] = 50,
     window: Annotated[str, Option("least time of a window, in which more requests may come")] = "2s",
     budget: Annotated[str, Option("time for everything; what does not fit is not measured")] = "14m",
     within: Annotated[float, Option("percent: an interval up to ± this shows that there is no difference")] = 5.0,
@@ -128,7 +128,7 @@ def _study(file: WindowFile, design: Design, common: Mapping[str, object], go_on
 def _loads(text: str) -> list[float]:
     loads = decimals(text, "loads")
     if not loads or not all(0 < load <= 10 for load in loads):
-        raise ConfigError(f"loads={text}: expected shares of the capacity, as in 0.6 0.9", field="loads")
+        raise ConfigError(f"loads={text}: expected shares of the capacity, as in 0.7 1.0", field="loads")
     return loads
 
 

@@ -23,7 +23,7 @@ _COMPARED = ("load", "systems", "good of one alone", "ratio of goodput", "95 % i
 _HIGHEST = 99.0
 """Bound that is shown: from two rounds an interval may be anything."""
 NOTE = (
-    "Load: share of the capacity, the requests/s that the collocated system completes while it is always busy. "
+    "Load: share of the capacity, the requests/s of which the collocated system serves nine in ten in time. "
     "Goodput: requests/s that met both targets; attainment: their share of all offered requests, refused and failed "
     "ones included. Latencies in ms, of complete answers. All systems got the same requests at the same times, in "
     "turns. Intervals by bootstrap over rounds. The row of a system against itself shows what the machine does; no "

@@ -9,12 +9,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from loadtest.baseline.calibration import (
-    CAPACITY_S,
+    BUSY_S,
     NUM_REQUESTS,
     USERS_A_WORKER,
     Sample,
     best_of,
+    busy_rate,
     capacity_from,
+    point_of,
+    rates_up_to,
     targets_from,
 )
 from loadtest.baseline.fleet import Fleet
@@ -23,6 +26,7 @@ from loadtest.baseline.windows import Calibrated, Study, Window, WindowFile
 from loadtest.baseline.workloads import WindowSize, run_config, seed_of, window_plan, with_other_prompts, write_trace
 from loadtest.commands import measure_plan
 from loadtest.config import Traffic
+from loadtest.rate_search import Point, next_rate
 from loadtest.records import RequestRecord
 from loadtest.run import Plan, RunResult, plan_run
 from loadtest.schedule import Limits
@@ -63,8 +67,8 @@ class Design:
     vocab_size: int
     commit: str
     traces: Path | None = None
-    capacity_s: float = CAPACITY_S
-    """How long requests are offered to measure the capacity."""
+    busy_s: float = BUSY_S
+    """How long the collocated system is kept busy, to know where its capacity can be."""
 
     @property
     def fixed(self) -> tuple[System, ...]:
@@ -196,10 +200,12 @@ class Conductor:
                 return None
             slo = targets_from(alone.records)
         users = USERS_A_WORKER * design.collocated.num_workers
-        busy = await self._closed(first, spec, name, users, Limits(duration_s=design.capacity_s))
+        busy = await self._closed(first, spec, name, users, Limits(duration_s=design.busy_s))
         if busy is None:
             return None
-        capacity = capacity_from(busy.records, busy.duration_s)
+        capacity = await self._capacity(name, spec, slo, busy_rate(busy.records, busy.duration_s))
+        if capacity is None:
+            return None
         best = await self._best_chunks(Calibrated(name, spec, slo, capacity, {}))
         if best is None:
             return None
@@ -215,6 +221,22 @@ class Conductor:
         if users == 1:
             plan = replace(plan, workload=Sample(plan.workload))
         return await self._measured(candidate, plan, f"{name}, {users} at a time")
+
+    async def _capacity(self, name: str, spec: str, slo: Slo, busy: float) -> float | None:
+        """Requests/s that the collocated system serves in time; None where it was stopped."""
+        design = self.design
+        chunk = TIME if TIME in design.chunks else design.chunks[-1]
+        candidate, space = self._with_chunk(design.collocated, chunk, slo), rates_up_to(busy)
+        size = replace(design.size, num_requests=2 * design.size.num_requests)
+        points: list[Point] = []
+        while (rate := next_rate(space, points)) is not None:
+            seed = seed_of(design.seed, name, "capacity", rate)
+            plan = window_plan(spec, slo, rate, size, seed, design.vocab_size)
+            result = await self._measured(candidate, plan, f"{name}, {rate:g} req/s")
+            if result is None:
+                return None
+            points.append(point_of(rate, result, slo))
+        return capacity_from(points)
 
     async def _best_chunks(self, found: Calibrated) -> dict[str, str] | None:
         """Each fixed system's best chunk budget, by one window at the highest load; None where it was stopped."""
@@ -238,7 +260,7 @@ class Conductor:
 
     @property
     def _calibrated(self) -> Candidate:
-        """What targets and capacity are measured with: it refuses nothing, and serves every workload alike."""
+        """What targets and the busy rate are measured with: it refuses nothing, and serves every workload alike."""
         chunks = [chunk for chunk in self.design.chunks if chunk != TIME]
         return Candidate(self.design.collocated, int(chunks[-1]) if chunks else None)
 

@@ -67,7 +67,7 @@ class Calibrated:
     """As `parse_workload` reads it."""
     slo: Slo
     capacity: float
-    """Requests/s that a collocated system completes while it is always busy: loads are shares of it."""
+    """Requests/s of which a collocated system serves nine in ten in time: loads are shares of it."""
     chunks: Mapping[str, str]
     """The best chunk budget of each fixed system, by its name."""
 

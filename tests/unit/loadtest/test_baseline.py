@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loadtest.baseline.calibration import Sample, best_of, capacity_from, targets_from
+from loadtest.baseline.calibration import Sample, best_of, busy_rate, capacity_from, point_of, targets_from
 from loadtest.baseline.outcome import cells_of, results, write_outcome
 from loadtest.baseline.study import Design, in_order
 from loadtest.baseline.systems import (
@@ -23,6 +23,7 @@ from loadtest.baseline.systems import (
 )
 from loadtest.baseline.windows import Calibrated, Study, Window, WindowFile
 from loadtest.baseline.workloads import WORKLOADS, WindowSize, parse_workloads, window_plan, write_trace
+from loadtest.rate_search import Point
 from loadtest.records import FailureCause
 from loadtest.rig.models import SERVED, write_model
 from loadtest.slo import Slo
@@ -139,10 +140,21 @@ def test_the_simulator_reads_a_windows_requests(tmp_path: Path) -> None:
 def test_targets_are_three_times_what_one_request_alone_takes() -> None:
     alone = [answered(i, sent_s=0.0, times_s=[0.1 + i / 100, 0.2 + i / 100]) for i in range(8)]
     assert (targets_from(alone).ttft_s, targets_from(alone).tpot_s) == (0.51, 0.3)
-    assert capacity_from([*alone, broken()], 4.0) == 2.0
-    for lost in (lambda: targets_from([broken()]), lambda: capacity_from([broken()], 1.0)):
+    assert busy_rate([*alone, broken()], 4.0) == 2.0
+    for lost in (lambda: targets_from([broken()]), lambda: busy_rate([broken()], 1.0)):
         with pytest.raises(WorkerLost, match="no request of the calibration"):
             lost()
+
+
+def test_the_capacity_is_the_highest_rate_of_which_nine_in_ten_are_in_time() -> None:
+    def served(rate: float, num_good: int) -> Point:
+        return point_of(rate, result([answered(i) for i in range(num_good)] + [broken()] * (10 - num_good)), SLO)
+
+    assert served(4.0, 9).attainment == 0.9
+    assert capacity_from([served(4.0, 10), served(8.0, 6), served(5.7, 9)]) == 5.7
+    # No rate was low enough.
+    assert capacity_from([served(0.8, 8), served(0.4, 7)]) == served(0.8, 8).goodput == 0.8
+    assert capacity_from([served(8.0, 0), served(4.0, 0)]) == 4.0
 
 
 def test_the_best_chunk_budget_has_the_most_good_requests_then_the_most_room() -> None:

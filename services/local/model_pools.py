@@ -5,16 +5,23 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from pydantic import Field, model_validator
 
 from shared.errors import ConfigError
 from shared.identity import WorkerRole
-from shared.settings.common import AdapterSettings, AliasSettings, EngineSettings, ModeSettings
+from shared.settings.common import AdapterSettings, AliasSettings, EngineSettings, Mode, ModeSettings
 from shared.settings.group import CheckedGroup
 
 MAX_WORKERS = 64
 """Most workers of one role and model on one machine."""
+OF_PREFILL_WORKERS = ("prefill_kv_dtype", "prefill_tp", "prefill_ep")
+"""Options by which prefill workers differ from decode workers."""
+
+
+def _usual_mode() -> Mode:
+    return "auto"
 
 
 def _prefill_by_mode(values: Mapping[str, object]) -> int:
@@ -24,10 +31,22 @@ def _prefill_by_mode(values: Mapping[str, object]) -> int:
 class PoolOptions(ModeSettings, EngineSettings, AdapterSettings, CheckedGroup):
     """What each model of a cluster has for itself; raises ConfigError naming the setting that is wrong."""
 
+    mode: Mode = Field(default_factory=_usual_mode)
+    """auto: one pool whose workers prefill and decode; for each request the router chooses where its prompt is computed
+    and where its answer runs, by what the workers' steps take and by `targets.tpot_s`. disaggregated: two pools, one
+    prefills, the other decodes; the default where an option makes prefill workers differ from decode workers.
+    collocated: the decode workers prefill too, as in an ordinary serving system."""
     num_prefill: int = Field(default_factory=_prefill_by_mode, validation_alias="prefill")
     """Prefill workers; 1 by default, none in collocated mode. In auto mode they are of one pool with the others."""
     num_decode: int = Field(default=1, ge=1, le=MAX_WORKERS, validation_alias="decode")
     """Decode workers; in collocated and auto mode they prefill too."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _choose_mode(cls, values: dict[str, Any]) -> dict[str, Any]:
+        defaults = {name: cls.model_fields[name].default for name in OF_PREFILL_WORKERS if name in cls.model_fields}
+        differ = any(values.get(name, default) != default for name, default in defaults.items())
+        return {"mode": "disaggregated", **values} if differ else values
 
     @model_validator(mode="after")
     def _check_prefill(self) -> PoolOptions:
@@ -57,6 +76,8 @@ class ModelPools(PoolOptions, AliasSettings):
     """What clients call it."""
     model: Path
     """Model folder in Hugging Face layout."""
+    mode: Mode = "disaggregated"
+    """As of the options; code that starts a cluster says so where it wants another."""
     prefix: str = ""
     """What its workers' and store nodes' names begin with: nothing for a cluster's first model."""
 

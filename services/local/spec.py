@@ -16,7 +16,15 @@ from shared.config import LogSettings
 from shared.errors import ConfigError
 from shared.identity import WorkerRole
 from shared.model.ranks.shard import MAX_DEGREE, Degrees
-from shared.settings.common import UNEQUAL, AliasSettings, AnswerSettings, ApiSettings, Degree, EncryptionSettings
+from shared.settings.common import (
+    UNEQUAL,
+    AliasSettings,
+    AnswerSettings,
+    ApiSettings,
+    Degree,
+    EncryptionSettings,
+    Mode,
+)
 
 STATE_DIR = Path(".tandem")
 DEMO_MODEL = Path(__file__).resolve().parents[2] / "models" / "demo"
@@ -100,6 +108,8 @@ class ClusterSpec(ClusterOptions, AliasSettings):
     """More models behind the same routers, each with workers of its own."""
     device: str = CPU
     """As of the options; code that starts a cluster says so where it wants GPUs."""
+    mode: Mode = "disaggregated"
+    """As of the options; code that starts a cluster says so where it wants another."""
     restart: bool = False
     """As of the options; code that starts a cluster looks after its processes itself."""
     hang_timeout_s: float = Field(default=30.0, gt=0)

@@ -118,8 +118,8 @@ class Placement:
         patience, pairs = self._config.patience, self.pairs
         pairs.displaced, pairs.is_pure = self.split.displaced, self.split.is_pure
         pairs.look(prefills, preferred, prefills.version)
-        if pairs.typical is None:  # nothing can be predicted yet
-            return self.choose(request, decodes, prefills, collocated=False)
+        if pairs.typical is None:  # nothing says yet that a hand-off is worth what it takes
+            return self.choose(request, decodes, prefills, collocated=True)
         drawn = self._drawn(decodes, prefills)
 
         def may_prefill(view: WorkerView, request: PlacementRequest) -> bool:

@@ -23,10 +23,11 @@ MODEL = ROOT / "models" / "demo"
 
 
 @contextmanager
-def running_cluster(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
-    """`tandem serve` on free ports, its HTTP and its gRPC address; killed at the end if it still runs."""
+def running_cluster(folder: Path, mode: str) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
+    """`tandem serve` on free ports, its HTTP and its gRPC address; killed at the end if it still runs. Without a `mode`
+    it has the default."""
     command = [*TANDEM, "serve", "--model", str(MODEL), "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0"]
-    command += ["--num-kv-blocks", "64"]
+    command += ["--num-kv-blocks", "64", *(["--mode", mode] if mode else [])]
     with (
         (folder / "stderr").open("w") as stderr,
         subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=stderr, text=True) as launcher,
@@ -44,7 +45,7 @@ def running_cluster(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str, 
             assert address is not None, printed
             assert http is not None, printed
             assert "For example:" in printed
-            assert "prefill-0 → decode-0" in printed
+            assert ("prefill-0 → decode-0" if mode else "alone") in printed
             yield launcher, http[1], address[1]
         finally:
             launcher.kill()
@@ -69,17 +70,20 @@ def end_of_a_stream_that_is_cut(launcher: subprocess.Popen[str], http: str) -> s
         return list(lines)[-1]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)])
-def test_it_answers_and_leaves_no_process_behind(tmp_path: Path, number: signal.Signals) -> None:
-    with running_cluster(tmp_path) as (launcher, http, grpc):
+@pytest.mark.parametrize(
+    ("number", "mode"), [(signal.SIGINT, ""), pytest.param(signal.SIGKILL, "disaggregated", marks=pytest.mark.slow)]
+)
+def test_it_answers_and_leaves_no_process_behind(tmp_path: Path, number: signal.Signals, mode: str) -> None:
+    with running_cluster(tmp_path, mode) as (launcher, http, grpc):
         status = json.loads(tandem("status", "--json", "--target", grpc))
-        assert {worker["worker"]["name"] for worker in status["workers"]} == {"prefill-0", "decode-0"}
+        workers = {"prefill-0", "decode-0"} if mode else {"worker-0", "worker-1"}
+        assert {worker["worker"]["name"] for worker in status["workers"]} == workers
         assert status["ready"]
         arguments = ("generate", "--raw", "Then", "--json", "-n", "8", "--temperature", "0", "--target", grpc)
         first, second = json.loads(tandem(*arguments)), json.loads(tandem(*arguments))
         assert first["usage"]["num_output_tokens"] == 8
         assert first["token_ids"] == second["token_ids"]
-        assert first["prefill_worker"] == "prefill-0"
+        assert (first["prefill_worker"], first["decode_worker"]) == ("prefill-0", "decode-0") or not mode
 
         children = psutil.Process(launcher.pid).children(recursive=True)
         assert len(children) >= 5  # Valkey, KV store, two workers, router

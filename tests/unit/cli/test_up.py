@@ -66,6 +66,22 @@ def test_degrees_of_the_pools(serve: Any) -> None:
     assert spec.degrees(WorkerRole.DECODE) == Degrees(4, 1, 4)
 
 
+def test_workers_do_both_unless_prefill_workers_are_to_differ(serve: Any) -> None:
+    assert serve("prefill: 2\n").status == 0
+    assert (Recorded.spec.mode, [name for _, name in Recorded.spec.pools[0].workers]) == (
+        "auto",
+        ["worker-0", "worker-1", "worker-2"],
+    )
+    for flags in (["--prefill-tp", "2"], ["--prefill-ep", "2"], ["--kv-dtype", "int8", "--prefill-kv-dtype", "bf16"]):
+        assert serve("tp: 4\nep: 4\n", *flags).status == 0
+        assert Recorded.spec.mode == "disaggregated"
+    refused = serve("mode: auto\n", "--prefill-tp", "2")
+    assert (refused.status, "prefill_tp is set, but no worker is a prefill worker" in refused.err) == (2, True)
+    several = "models: [{model: a}, {model: b, kv_dtype: int8, prefill_kv_dtype: fp32}]\n"
+    assert serve(several).status == 0
+    assert [pools.mode for pools in Recorded.spec.pools] == ["auto", "disaggregated"]
+
+
 def test_models_of_the_file(serve: Any) -> None:
     result = serve("models:\n- {model: a, name: x, decode: 2, aliases: [y]}\n- {model: b, mode: collocated}\n")
     assert result.status == 0, result.err
@@ -88,7 +104,11 @@ def test_models_of_the_file(serve: Any) -> None:
         ("routers: 1", ["a", "--model", "b"], "the model is given twice: 'a' and --model 'b'"),
         ("prefil: 2", [], "prefil is no option of tandem serve: did you mean prefill?"),
         ("routers: many", [], "Invalid value for '--routers'"),
-        ("models: [{model: a, prefill: 0}]", [], "prefill must be between 1 and 64 in disaggregated mode, got 0"),
+        (
+            "models: [{model: a, mode: disaggregated, prefill: 0}]",
+            [],
+            "prefill must be between 1 and 64 in disaggregated mode, got 0",
+        ),
     ],
 )
 def test_what_is_wrong_in_the_file(serve: Any, text: str, flags: list[str], why: str) -> None:

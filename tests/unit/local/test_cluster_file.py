@@ -51,7 +51,7 @@ def test_options_and_models(tmp_path):
     assert (first.name, first.model, first.aliases, first.num_kv_blocks) == (
         "llama", Path("a/llama"), ("gpt-4", "fast"), 100,
     )  # fmt: skip
-    assert [name for _, name in first.workers] == ["prefill-0", "decode-0"]
+    assert [name for _, name in first.workers] == ["worker-0", "worker-1"]
     assert (second.name, second.model, second.mode, second.dtype) == (
         "Qwen/Qwen3-0.6B", Path("/cache"), "collocated", "bf16",
     )  # fmt: skip

@@ -198,7 +198,9 @@ def test_a_prompt_is_computed_beside_its_own_answer_only_where_its_steps_find_bl
 def test_placement_takes_pairs_once_a_worker_knows_its_steps():
     placement = Placement(PlacementConfig(tpot_target_s=TARGET_S))
     workers = pool(worker("a", times=None), worker("b", times=None))
-    assert placement.choose_pair(PlacementRequest(64, KVGroups(16), now_s=0.0), workers, workers)
+    for _ in range(8):  # either may be chosen: never one for each part
+        first = placement.choose_pair(PlacementRequest(64, KVGroups(16), now_s=0.0), workers, workers)
+        assert (first.prefill, first.route) == (None, Route.COLLOCATED)
     for one in workers:
         one.times = TIMES
     choice = placement.choose_pair(PlacementRequest(64, KVGroups(16), now_s=0.0), workers, workers)

@@ -113,7 +113,8 @@ class Placement:
 
     def choose_pair(self, request: PlacementRequest, decodes: Pool, prefills: Pool) -> Choice | None:
         """The same, where workers have both roles: for this request any two of them, or one for both parts."""
-        self.split.gap_s, self.split.hand_off_s = self.predictor.gap_s, self.predictor.hand_off_s
+        judge = self.split.headroom
+        judge.gap_s, judge.hand_off_s = self.predictor.gap_s, self.predictor.hand_off_s
         preferred = self.split.decodes(decodes, request.groups, request.now_s)
         patience, pairs = self._config.patience, self.pairs
         pairs.displaced, pairs.is_pure = self.split.displaced, self.split.is_pure

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.router.placement.demand import Mix
+from services.router.placement.headroom import Headroom
 from services.router.placement.pairs import MOST_DISPLACED
 from services.router.placement.split import GAIN, INTERVAL_S, SETTLED_S, WORTH, SplitController
 from services.router.placement.views import Work
@@ -72,7 +73,7 @@ def test_all_do_both_where_a_hand_off_takes_most_of_an_answers_time():
     controller = SplitController(TPOT_S)
     now_s = told(controller, 4000, 64, 20.0, 0.0)
     assert len(controller.decodes(fleet(16), GROUPS, now_s)) < 16
-    controller.gap_s = 0.8 * 64 * TPOT_S
+    controller.headroom.gap_s = 0.8 * 64 * TPOT_S
     assert len(controller.decodes(fleet(16), GROUPS, now_s + INTERVAL_S)) == 16
 
 
@@ -80,7 +81,7 @@ def test_all_do_both_where_a_hand_offs_messages_take_most_of_the_time_to_the_fir
     controller = SplitController(TPOT_S, 1.0)
     now_s = told(controller, 4000, 64, 20.0, 0.0)
     assert len(controller.decodes(fleet(16), GROUPS, now_s)) < 16
-    controller.hand_off_s = 0.8
+    controller.headroom.hand_off_s = 0.8
     assert len(controller.decodes(fleet(16), GROUPS, now_s + INTERVAL_S)) == 16
 
 
@@ -190,9 +191,9 @@ def test_no_other_split_has_much_more_headroom(prompt, output, rate, size, overl
     if math.isinf(controller.split.headroom):
         return
     mix = controller.demand.mix(20 / rate)
-    kinds = controller._kinds(views, mix, GROUPS)
-    answers = controller._answers(mix)
-    headroom = [controller._headroom(kinds, count, answers, mix) for count in range(1, size + 1)]
+    kinds = controller.headroom.kinds(views, mix, GROUPS, ())
+    answers = controller.headroom.answers(mix)
+    headroom = [controller.headroom.of(kinds, count, answers, mix) for count in range(1, size + 1)]
     assert headroom[len(chosen) - 1] * max(GAIN, WORTH) * 1.001 >= max(headroom)
 
 
@@ -231,11 +232,11 @@ def test_workers_that_decode_compute_no_prompts_where_these_would_be_hardly_any(
 
 @given(st.integers(50, 6000), st.integers(2, 1500), st.floats(1.0, 400.0), st.lists(st.integers(0, 256), max_size=8))
 def test_more_answers_never_let_decoding_workers_begin_to_compute_prompts(prompt, output, rate, counts):
-    shares = [(kind, 4, 4) for kind in SplitController(TPOT_S)._kinds(fleet(8), mix_of(prompt, output, rate), GROUPS)]
-    controller = SplitController(TPOT_S)
-    found = [controller._is_pure(shares, rate, mix_of(prompt, output, rate), count) for count in sorted(counts)]
+    headroom, mix = Headroom(TPOT_S, math.inf), mix_of(prompt, output, rate)
+    shares = [(kind, 4, 4) for kind in headroom.kinds(fleet(8), mix, GROUPS, ())]
+    found = [headroom.is_pure(shares, rate, mix, count) for count in sorted(counts)]
     assert found == sorted(found)
-    assert controller._is_pure(shares, rate, mix_of(prompt, output, rate)) >= any(found)
+    assert headroom.is_pure(shares, rate, mix) >= any(found)
 
 
 def mix_of(prompt: int, output: int, rate: float) -> Mix:
@@ -283,7 +284,7 @@ def test_all_do_both_where_many_answers_are_too_short_to_make_up_for_the_gap_of_
     views = fleet(16)
     for gap_s, all_do_both in ((0.0, False), (0.2, True)):
         controller = SplitController(TPOT_S)
-        controller.gap_s = gap_s
+        controller.headroom.gap_s = gap_s
         now_s = told_mixed(controller, [(4000, 10), (4000, 10), (4000, 300)], 20.0)
         assert (len(controller.decodes(views, GROUPS, now_s)) == 16) is all_do_both
 
@@ -295,7 +296,7 @@ def test_fits_that_differ_by_less_than_hardware_does_are_of_one_kind(noise):
         one.times = replace(FAST, token_s=factor * FAST.token_s)
     controller = SplitController(TPOT_S)
     mix = Mix(1.0, Work.of(1000, 0), 1000.0, 100.0)
-    (kind,) = controller._kinds(views, mix, GROUPS)
+    (kind,) = controller.headroom.kinds(views, mix, GROUPS, ())
     assert sorted(kind.names) == [one.name for one in views]
-    both = controller._kinds([*views, *fleet(3, SLOW, "slow")], mix, GROUPS)
+    both = controller.headroom.kinds([*views, *fleet(3, SLOW, "slow")], mix, GROUPS, ())
     assert sorted(len(kind.names) for kind in both) == sorted([len(noise), 3])

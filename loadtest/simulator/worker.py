@@ -3,7 +3,6 @@ an engine, without processes, sockets and failures."""
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,8 @@ from typing import NamedTuple
 
 from loadtest.simulator.adapters import SimAdapters
 from loadtest.simulator.engine import OUTPUT_TOKEN, Engine, Noise
-from loadtest.simulator.fleet import Report, WorkerSpec, World
+from loadtest.simulator.fleet import WorkerSpec, World
+from loadtest.simulator.reports import Reports
 from loadtest.simulator.request import SimRequest
 from shared.engine.messages import NewToken, StepOutput
 from shared.engine.scheduler.config import SchedulerConfig
@@ -89,10 +89,7 @@ class Worker:
         self._waiting: deque[tuple[SimRequest, Calls, Reserved]] = deque()  # reservations in their order
         self._link_free_s = 0.0
         self._block_s = spec.block_size * spec.kv_bytes_per_token / spec.link
-        self._report_at_s = math.inf  # when the next report is due
-        self._reported_s = -math.inf  # when the last one was
-        self.adapters = SimAdapters(world, spec, self._adapters_changed)
-        self._adapters_due = False
+        self.adapters = SimAdapters(world, spec, lambda: self.reports.adapters_changed())
         self.engine = Engine(
             world.clock,
             spec.times,
@@ -103,6 +100,7 @@ class Worker:
             plans_ahead=spec.plans_ahead,
             step_by_step=world.step_by_step,
         )
+        self.reports = Reports(world, name, spec, self.engine, self.adapters)
 
     @property
     def num_requests(self) -> int:
@@ -227,7 +225,7 @@ class Worker:
         """See `EngineHost`."""
         if events.sealed or events.evicted:
             self._world.index.update(self.name, events)
-        self._plan_report(self.spec.report_s)
+        self.reports.plan(self.spec.report_s)
 
     def _on_prefilled(self, held: _Held) -> None:
         del self._held[held.request.name]
@@ -308,50 +306,7 @@ class Worker:
     def _sent(self, block_ids: list[int], receiver: bytes) -> None:
         self.engine.submit(lambda: self.engine.scheduler.release(block_ids, receiver))
 
-    # --- load reports
-
-    def report(self) -> Report:
-        """Its state now."""
-        self.engine.settle()
-        scheduler, decoding = self.engine.scheduler, self.engine.scheduler.sequences.decoding
-        return Report(
-            num_free_blocks=max(0, scheduler.pool.num_free - scheduler.num_growth_blocks),
-            num_running=scheduler.sequences.num_running,
-            num_waiting=scheduler.sequences.num_waiting,
-            num_queued_tokens=scheduler.sequences.num_queued_tokens,
-            num_queued_pairs=scheduler.sequences.num_queued_pairs,
-            decoding=decoding,
-            promised=scheduler.sequences.promised,
-            least_slack_s=scheduler.least_slack_s(decoding),
-            adapters=self.adapters.listed() if self._adapters_due else None,
-            loading_adapters=self.adapters.loading,
-            adapter_room=self.adapters.room,
-            step_times=scheduler.step_fit.times if self._world.reports_times else None,
-            step_kinds=scheduler.step_fit.kinds,
-        )
-
-    def _plan_report(self, delay_s: float) -> None:
-        due_s = max(self._clock.now_s, self._reported_s + delay_s)
-        if due_s < self._report_at_s:
-            self._report_at_s = due_s
-            self._clock.at(due_s, self._report, due_s)
-
-    def _report(self, due_s: float) -> None:
-        if due_s != self._report_at_s:
-            return  # an earlier one took its place
-        self._report_at_s, self._reported_s = math.inf, due_s
-        report = self.report()
-        self._adapters_due = False
-        for listener in self._world.listeners:
-            self._after_message(listener.on_report, self.name, report)
-        if self.engine.is_decoding:
-            self._plan_report(self.spec.decoding_report_s)
-
     # --- inside
-
-    def _adapters_changed(self) -> None:
-        self._adapters_due = True
-        self._plan_report(self.spec.report_s)
 
     def _add(self, held: _Held, sequence: EngineSequence) -> None:
         """Its prompt is computed once its adapter is there; others pass it meanwhile."""

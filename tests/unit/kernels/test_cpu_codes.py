@@ -26,6 +26,8 @@ FORMS = {
     "int4 groups": (LinearSpec("int4", 128), 64, 1024),
     "int4 with zeros": (LinearSpec("int4", 16, has_zeros=True), 96, 688),
     "int4 rows with zeros": (LinearSpec("int4", 0, has_zeros=True), 32, 1040),
+    "int8 rows longer than are opened at once": (LinearSpec("int8", 0), 64, 8720),
+    "int4 groups in rows as long": (LinearSpec("int4", 16, has_zeros=True), 64, 8720),
 }
 """Name → form, rows, columns."""
 ROUNDED_FORMS = {
@@ -52,11 +54,11 @@ def test_codes_give_the_products_of_the_opened_weight_and_rows_do_not_depend_on_
     opened, bias = weight.dense(), random(out_size, dtype=dtype, seed=2)
     linear = cpu.make_quantized_linear(weight, bias, dtype)
     assert isinstance(linear, CodedLinear)
-    x = random(80, in_size, dtype=dtype, seed=1)
+    x = random(200, in_size, dtype=dtype, seed=1)
     found = linear.forward(x)
     close(found, (x.double() @ opened.double().t() + bias.double()).to(dtype))
     has_tiles = SUMS[cpu.isa] == "tiles" and dtype == torch.bfloat16  # for more rows than 5
-    for first, last in ((0, 1), (3, 5), (7, 20), (0, 36), (11, 60)):
+    for first, last in ((0, 1), (3, 5), (7, 20), (0, 36), (11, 60), (5, 190)):
         some = linear.forward(x[first:last].contiguous())
         if has_tiles and last - first <= 5:
             close(some, found[first:last])

@@ -13,6 +13,14 @@
 
 // What a packed weight is made of, as one number: bits + 16 has_zeros + 32 rounds_rows + 256 group; 0: of panels.h.
 // rounds_rows: rows are rounded to codes too, and multiplied as rounded.h says.
+struct Span {  // k [k, k + depth), of one group
+  int64_t number, k, depth;
+  const std::byte* head;  // of a panel's group
+};
+struct CodedSpan : Span {
+  const std::byte* codes;
+};
+
 struct Form {
   int64_t bits, has_zeros, rounds_rows, group;
 
@@ -21,13 +29,16 @@ struct Form {
   int64_t codes_bytes(int64_t k) const { return k * kColumns * bits / 8; }
   int64_t spans(int64_t most = kSpan) const { return (group + most - 1) / most; }  // of a group
 
+  int64_t group_bytes() const { return head_bytes() + codes_bytes(group); }
+  // The `number`-th span of a panel.
+  CodedSpan span(int64_t number, const std::byte* panel) const {
+    const int64_t g = number / spans(), within = number % spans() * kSpan;
+    const std::byte* head = panel + g * group_bytes();
+    return {{number, g * group + within, std::min(kSpan, group - within), head}, head + head_bytes() + codes_bytes(within)};
+  }
+
   static constexpr int64_t kSpan = 512;  // k whose products are added up before they are scaled
   static constexpr int64_t kLongSpan = 2048;  // likewise, of sums that cost more to be taken over
-};
-
-struct Span {  // k [k, k + depth), of one group
-  int64_t number, k, depth;
-  const std::byte* head;  // of a panel's group
 };
 
 struct Opened {  // two k of 16 outputs
@@ -143,44 +154,6 @@ void coded_tile(const float* a, const Codes& codes, int64_t k, const Ahead& ahea
   float_tile<R, false>(a, codes, k, ahead, c);
 }
 
-// A span's codes, opened once for many tiles of rows: what coded_tile would open, to be multiplied in the same order.
-template <typename T>
-struct OpenedSpan {
-  float* memory;  // kSpan * 32
-
-  template <typename Codes>
-  void fill(const Codes& codes, int64_t k) {
-    for (int64_t j = 0; j < k; j += kGroupK) {
-      const auto group = codes.group(j);
-      group.prefetch();
-#pragma GCC unroll 2
-      for (int i = 0; i < 2; i++) {
-        const auto pairs = group.half(i);
-#ifdef TANDEM_PAIRS
-        if constexpr (Laid<T>::per_word == 2) {
-          bf16* out = (bf16*)memory + j * kColumns + 64 * i;
-          store_words(out, pair_of(pairs.low));
-          store_words(out + 32, pair_of(pairs.high));
-          continue;
-        }
-#endif
-        float* out = memory + kColumns * (j + 2 * i);
-        store(out, even_of(pairs.low));
-        store(out + 16, even_of(pairs.high));
-        store(out + 32, odd_of(pairs.low));
-        store(out + 48, odd_of(pairs.high));
-      }
-    }
-  }
-  template <int R>
-  void multiply(const float* a, int64_t k, float* c) const {
-#ifdef TANDEM_PAIRS
-    if constexpr (Laid<T>::per_word == 2) return pair_tile<R>(a, PlainPanel{(const bf16*)memory}, k, Ahead{0, 0, 0}, c);
-#endif
-    multiply_tile<R>(a, R, memory, k, c, false);
-  }
-};
-
 // sums[span] of a row of x, in one order.
 template <typename T>
 void sum_spans(const T* x, int64_t k_size, const Form& form, float* sums, int64_t step, int64_t most = Form::kSpan) {
@@ -210,46 +183,201 @@ void add_scaled(
   }
 }
 
-constexpr int64_t kOpenedTiles = 3;  // from so many tiles of rows on, codes are opened once for all
+// Calls f with a span's codes as Codes8 or Codes4.
+template <typename T, typename F>
+auto with_codes(const Form& form, const std::byte* codes, F&& f) {
+  if (form.bits == 8) return f(Codes8Of<T>(codes));
+  return f(Codes4(codes));
+}
 
-// Tiles [low, high) times panels [first, last), which lie one behind the other.
-template <typename T, typename Codes>
-void coded_panels(const Product<T>& job, int64_t low, int64_t high, int64_t first, int64_t last) {
+// Panels [first, last), which lie one behind the other, times tiles [low, high), which are few: codes are opened for each.
+template <typename T>
+void few_coded(const Product<T>& job, int64_t low, int64_t high, int64_t first, int64_t last) {
   thread_local Workspace workspace;
   const Tiles& tiles = job.tiles;
   const Form form(job.form);
   const int64_t top = tiles.first(low), rows = tiles.first(high) - top, spans = job.num_spans();
-  const bool is_opened = high - low >= kOpenedTiles;
-  float* c = workspace.floats(kColumns * (rows + (is_opened ? Form::kSpan : 0)));
-  OpenedSpan<T> opened{c + kColumns * rows};
+  float* c = workspace.floats(kColumns * rows);
   alignas(64) float part[kRows * kColumns];
   for (int64_t p = first; p < last; p++) {
-    const std::byte* at = (const std::byte*)job.weight + p * job.panel_stride;
     std::fill(c, c + kColumns * rows, 0.0f);
-    int64_t span = 0;
-    for (int64_t g = 0; g < job.k_size; g += form.group) {
-      const std::byte* head = at;
-      at += form.head_bytes();
-      for (int64_t s = 0; s < form.group; s += Form::kSpan, span++) {
-        const int64_t depth = std::min(Form::kSpan, form.group - s);
-        const Codes codes{at};
-        if (is_opened) opened.fill(codes, depth);
+    for (int64_t n = 0; n < spans; n++) {
+      const CodedSpan span = form.span(n, (const std::byte*)job.weight + p * job.panel_stride);
+      with_codes<T>(form, span.codes, [&](const auto& codes) {
         for (int64_t t = low; t < high; t++)
           with_rows(tiles.size(t), [&](auto r) {
-            const float* a = job.rows + tiles.first(t) * job.words() + (g + s) / Laid<T>::per_word * r.value;
-            if (is_opened)
-              opened.template multiply<r.value>(a, depth, part);
-            else
-              coded_tile<T, r.value>(a, codes, depth, t == low ? Ahead{kAhead, 1, 1} : Ahead{0, 0, 0}, part);
-            const float* sums = job.sums + tiles.first(t) * spans + span * r.value;
+            const float* a = job.rows + tiles.first(t) * job.words() + span.k / Laid<T>::per_word * r.value;
+            coded_tile<T, r.value>(a, codes, span.depth, t == low ? Ahead{kAhead, 1, 1} : Ahead{0, 0, 0}, part);
+            const float* sums = job.sums + tiles.first(t) * spans + n * r.value;
             add_scaled(
-                part, Codes::kUnit, head, form, r.value, [&](int row) { return sums[row]; },
+                part, codes.kUnit, span.head, form, r.value, [&](int row) { return sums[row]; },
                 c + (tiles.first(t) - top) * kColumns);
           });
-        at += form.codes_bytes(depth);
-      }
+      });
     }
     for (int64_t t = low; t < high; t++)
       job.put(c + (tiles.first(t) - top) * kColumns, tiles.first(t), tiles.size(t), p);
   }
+}
+
+// Opens a span's codes to words [k / per_word][32], which lie as rows laid out for T are multiplied.
+template <typename T, typename Codes>
+void open_codes(const Codes& codes, int64_t k, float* out) {
+  for (int64_t j = 0; j < k; j += kGroupK) {
+    const auto group = codes.group(j);
+    group.prefetch();
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; i++, out += 2 * kColumns / Laid<T>::per_word) {
+      const auto pairs = group.half(i);
+      if constexpr (Laid<T>::per_word == 2) {
+        store_words(out, pair_of(pairs.low));
+        store_words(out + 16, pair_of(pairs.high));
+      } else {
+        store(out, even_of(pairs.low));
+        store(out + 16, even_of(pairs.high));
+        store(out + 32, odd_of(pairs.low));
+        store(out + 48, odd_of(pairs.high));
+      }
+    }
+  }
+}
+
+// c[R][16 V] += a b, the products of a span, scaled while they are in registers: what coded_tile and add_scaled compute.
+// sums [R] of the rows. As much as a takes is fetched from `ahead` on.
+template <int R, int V, bool HasZeros, typename Of>
+__attribute__((always_inline)) inline void scaled_pass(
+    const float* a, const float* b, int64_t k, const float* scales, const bf16* offsets, float unit, const float* sums,
+    float* c, const float* ahead) {
+  Floats parts[R][V];
+#pragma GCC unroll 14
+  for (int r = 0; r < R; r++)
+#pragma GCC unroll 2
+    for (int v = 0; v < V; v++) parts[r][v] = zeros();
+  add_products<R, V, Of, true>(parts, a, R, b, k, ahead);
+#pragma GCC unroll 2
+  for (int v = 0; v < V; v++) {
+    const Floats scale = load(scales + 16 * v), of_part = scale * all(unit);
+    Floats offset = zeros();
+    if constexpr (HasZeros) offset = scale * load16(offsets + 16 * v);
+#pragma GCC unroll 14
+    for (int r = 0; r < R; r++) {
+      float* out = c + r * kColumns + 16 * v;
+      Floats sum = plus_product(load(out), parts[r][v], of_part);
+      if constexpr (HasZeros) sum = plus_product(sum, all(sums[r]), offset);
+      store(out, sum);
+    }
+  }
+}
+template <int R, bool HasZeros, typename Of>
+__attribute__((noinline)) void scaled_tile(
+    const float* a, const float* b, int64_t k, const std::byte* head, float unit, const float* sums, float* c,
+    const float* ahead) {
+  const float* scales = (const float*)head;
+  const bf16* offsets = (const bf16*)(head + 4 * kColumns);
+  if constexpr (kVectors == 32 || R <= 2) {
+    scaled_pass<R, 2, HasZeros, Of>(a, b, k, scales, offsets, unit, sums, c, ahead);
+  } else {
+    scaled_pass<R, 1, HasZeros, Of>(a, b, k, scales, offsets, unit, sums, c, ahead);
+    scaled_pass<R, 1, HasZeros, Of>(a, b + 16, k, scales + 16, offsets + 16, unit, sums, c + 16, ahead);
+  }
+}
+
+// Bytes that are read later, fetched into the second cache a share at a time, as all at once they would hold up other reads.
+class Fetched {
+ public:
+  Fetched(const std::byte* at, int64_t bytes, int64_t shares) : at_(at), end_(at + bytes), share_(bytes / shares / 64 * 64 + 64) {}
+  void fetch_share() {
+    for (const std::byte* end = std::min(end_, at_ + share_); at_ < end; at_ += 64) __builtin_prefetch(at_, 0, 2);
+  }
+
+ private:
+  const std::byte *at_, *end_;
+  int64_t share_;
+};
+
+// k of a panel that are opened at a time: a span, which stays in the first cache, or in front of many tiles of pairs of
+// bf16 a whole panel, which mostly fits in the second one; then the sums of a tile stay in the first.
+template <typename T>
+int64_t opened_k(int64_t tiles) { return Laid<T>::per_word == 2 && tiles >= 12 ? 8192 : Form::kSpan; }
+
+// One panel times tiles [low, high), which are many: each code is opened once, and tiles meet what is opened span by span.
+template <typename T, bool HasZeros>
+class ManyCoded {
+ public:
+  ManyCoded(const Product<T>& job, int64_t low, int64_t high)
+      : job_(job), form_(job.form), spans_(job.num_spans()), low_(low), high_(high),
+        opened_k_(std::min(job.k_size, opened_k<T>(high - low))), unit_(form_.bits == 8 ? Codes8Of<T>::kUnit : Codes4::kUnit) {}
+
+  void multiply(int64_t p, bool is_last) {
+    thread_local Workspace workspace;
+    const int64_t top = job_.tiles.first(low_), rows = job_.tiles.first(high_) - top;
+    float *c = workspace.floats(kColumns * (rows + opened_k_ / Laid<T>::per_word)), *words = c + kColumns * rows;
+    std::fill(c, c + kColumns * rows, 0.0f);
+    const std::byte* panel = (const std::byte*)job_.weight + p * job_.panel_stride;
+    for (int64_t n = 0; n < spans_;) {
+      const int64_t end = open(panel, n, words);
+      Fetched next = fetched(panel, end, is_last);
+      for (int64_t t = low_; t < high_; t++)
+        with_rows(job_.tiles.size(t), [&](auto r) {
+          next.fetch_share();
+          float* sums = c + (job_.tiles.first(t) - top) * kColumns;
+          add<r.value>(t, panel, n, end, words, sums);
+          if (end == spans_) job_.put(sums, job_.tiles.first(t), r.value, p);
+        });
+      n = end;
+    }
+  }
+
+ private:
+  // Opens spans from `n` on, and returns the first one that is not open.
+  int64_t open(const std::byte* panel, int64_t n, float* words) const {
+    const int64_t first = form_.span(n, panel).k;
+    for (; n < spans_; n++) {
+      const CodedSpan span = form_.span(n, panel);
+      if (span.k + span.depth - first > opened_k_) break;
+      with_codes<T>(form_, span.codes, [&](const auto& codes) {
+        open_codes<T>(codes, span.depth, words + (span.k - first) / Laid<T>::per_word * kColumns);
+      });
+    }
+    return n;
+  }
+  // What is opened after spans before `end`, of this panel or the next one.
+  Fetched fetched(const std::byte* panel, int64_t end, bool is_last) const {
+    if (end == spans_ && is_last) return {nullptr, 0, 1};
+    const std::byte* at = end == spans_ ? panel + job_.panel_stride : form_.span(end, panel).codes;
+    return {at, opened_k_ / form_.group * form_.head_bytes() + form_.codes_bytes(opened_k_), high_ - low_};
+  }
+  template <int R>
+  void add(int64_t t, const std::byte* panel, int64_t n, int64_t end, const float* words, float* c) const {
+    const int64_t first = form_.span(n, panel).k;
+    auto rows_of = [&](int64_t tile) {
+      return job_.rows + job_.tiles.first(tile) * job_.words() + first / Laid<T>::per_word * job_.tiles.size(tile);
+    };
+    const float *a = rows_of(t), *ahead = rows_of(std::min(t + 1, high_ - 1));
+    const float* sums = job_.sums + job_.tiles.first(t) * spans_;
+    for (; n < end; n++) {
+      const CodedSpan span = form_.span(n, panel);
+      const int64_t at = (span.k - first) / Laid<T>::per_word;
+      scaled_tile<R, HasZeros, typename Laid<T>::Products>(
+          a + at * R, words + at * kColumns, span.depth / Laid<T>::per_word, span.head, unit_, sums + n * R, c,
+          ahead + at * R);
+    }
+  }
+
+  const Product<T>& job_;
+  Form form_;
+  int64_t spans_, low_, high_, opened_k_;
+  float unit_;
+};
+
+constexpr int64_t kOpenedTiles = 3;  // from so many tiles of rows on, codes are opened once for all
+
+// Tiles [low, high) times panels [first, last).
+template <typename T>
+void coded_panels(const Product<T>& job, int64_t low, int64_t high, int64_t first, int64_t last) {
+  if (high - low < kOpenedTiles) return few_coded(job, low, high, first, last);
+  auto multiply = [&](auto many) {
+    for (int64_t p = first; p < last; p++) many.multiply(p, p + 1 == last);
+  };
+  Form(job.form).has_zeros ? multiply(ManyCoded<T, true>(job, low, high)) : multiply(ManyCoded<T, false>(job, low, high));
 }

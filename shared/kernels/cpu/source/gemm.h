@@ -30,7 +30,29 @@ struct PairsOfBf16 {
 };
 #endif
 
-// c[R][16 V] (+)= a b in fp32: a(r, j) at a[j * a_step + r], b(j, .) at b[j * 32], c(r, .) at c[r * 32].
+// sums[R][V] += a b: a(r, j) at a[j * a_step + r], b(j, .) at b[j * 32]. With Fetches, as much as a takes is fetched from
+// `ahead` on into the second cache.
+template <int R, int V, typename Of, bool Fetches = false>
+__attribute__((always_inline)) inline void add_products(
+    Floats (&sums)[R][V], const float* a, int64_t a_step, const float* b, int64_t k, const float* ahead = nullptr) {
+  for (int64_t j = 0; j < k; j++, a += a_step, b += kColumns) {
+    if constexpr (Fetches) {
+      __builtin_prefetch(ahead, 0, 2);
+      ahead += R;
+    }
+    Floats column[V];
+#pragma GCC unroll 2
+    for (int v = 0; v < V; v++) column[v] = load(b + 16 * v);
+#pragma GCC unroll 14
+    for (int r = 0; r < R; r++) {
+      const Floats x = all(a[r]);
+#pragma GCC unroll 2
+      for (int v = 0; v < V; v++) sums[r][v] = Of::plus(sums[r][v], x, column[v]);
+    }
+  }
+}
+
+// c[R][16 V] (+)= a b in fp32, c(r, .) at c[r * 32].
 template <int R, int V, typename Of>
 __attribute__((always_inline)) inline void multiply_pass(
     const float* a, int64_t a_step, const float* b, int64_t k, float* c, bool add) {
@@ -45,17 +67,7 @@ __attribute__((always_inline)) inline void multiply_pass(
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 2
       for (int v = 0; v < V; v++) sums[r][v] = zeros();
-  for (int64_t j = 0; j < k; j++, a += a_step, b += kColumns) {
-    Floats column[V];
-#pragma GCC unroll 2
-    for (int v = 0; v < V; v++) column[v] = load(b + 16 * v);
-#pragma GCC unroll 14
-    for (int r = 0; r < R; r++) {
-      const Floats x = all(a[r]);
-#pragma GCC unroll 2
-      for (int v = 0; v < V; v++) sums[r][v] = Of::plus(sums[r][v], x, column[v]);
-    }
-  }
+  add_products<R, V, Of>(sums, a, a_step, b, k);
 #pragma GCC unroll 14
   for (int r = 0; r < R; r++)
 #pragma GCC unroll 2

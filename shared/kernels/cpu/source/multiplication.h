@@ -37,10 +37,11 @@ void lay_one(const Product<T>& job, const T* x, int64_t x_step, int64_t tile, fl
 
 template <typename T>
 void any_panels(const Product<T>& job, int64_t low, int64_t high, int64_t first, int64_t last) {
-  if (!job.form) return direct_panels(job, low, high, first, last);
-  if (Form(job.form).bits == 8) return coded_panels<T, Codes8Of<T>>(job, low, high, first, last);
-  coded_panels<T, Codes4>(job, low, high, first, last);
+  job.form ? coded_panels(job, low, high, first, last) : direct_panels(job, low, high, first, last);
 }
+
+// Rows that meet a panel's opened codes, which takes about as long as 6 rows' products.
+constexpr int64_t kCodedChunk = 512;
 
 template <typename T>
 class Multiplication {
@@ -53,11 +54,11 @@ class Multiplication {
         is_direct_(
             packed.form || o.m <= (sizeof(T) == 2 ? kDirectWideRows : kDirectRows) || Laid<T>::per_word == 2),
         job_{scratch, weight, bias, o.y, k, o.y_step, packed.panel_stride,
-             Tiles(o.m, packed.form || (is_direct_ && sizeof(T) == 2 && Laid<T>::per_word == 1) ? kDirectTile : kRows),
+             Tiles(o.m, tile_rows(o.m, packed.form)),
              packed.form, scratch + o.m * k},
         scratch_(scratch),
         panels_(n / kColumns),
-        chunks_(is_direct_ ? tasks_of(o.m * job_.words() * 4, kStayingBytes) : tasks_of(o.m, kChunk)),
+        chunks_(chunks_of(o.m)),
         staying_(is_direct_ ? 1 : std::max<int64_t>(1, kStayingBytes / (kChunk * job_.words() * 4))),
         grain_(std::max(
             std::clamp<int64_t>(panels_ / (4 * num_threads()), 1, kTaskPanels), kTaskWork / (kColumns * k * (o.m + 8)))),
@@ -84,6 +85,16 @@ class Multiplication {
   }
 
  private:
+  // Rows share weights that are opened for each of their tiles, or once for all of many tiles.
+  int64_t tile_rows(int64_t m, int64_t form) const {
+    if (form) return m < kOpenedTiles * kDirectTile ? kDirectTile : kRows;
+    return is_direct_ && sizeof(T) == 2 && Laid<T>::per_word == 1 ? kDirectTile : kRows;
+  }
+  int64_t chunks_of(int64_t m) const {
+    if (!is_direct_) return tasks_of(m, kChunk);
+    return job_.form && Laid<T>::per_word == 2 ? tasks_of(m, kCodedChunk) : tasks_of(m * job_.words() * 4, kStayingBytes);
+  }
+
   Operands<T> o_;
   bool is_direct_;
   Product<T> job_;

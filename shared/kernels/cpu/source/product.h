@@ -23,12 +23,14 @@ void run_range(int64_t task, int64_t count, int64_t grain, F&& body) {
 // The words of 32 bits that a row of x consists of, once laid out for the products.
 template <typename T>
 struct Laid {
+  using Products = Numbers;
   static constexpr int per_word = 1;
   static Words load(const T* x, int64_t) { return as_words(load16(x)); }  // k is a multiple of 16
 };
 #ifdef TANDEM_PAIRS
 template <>
 struct Laid<bf16> {
+  using Products = PairsOfBf16;
   static constexpr int per_word = 2;
   static Words load(const bf16* x, int64_t count) { return load_words(x, count); }
 };

@@ -43,8 +43,20 @@ inline void store16(bf16* p, Floats x) { store_halves(p, upper_halves(x)); }
 inline Floats rounded_as(const float*, Floats x) { return x; }
 inline Floats rounded_as(const bf16*, Floats x) { return as_floats(shift_left<16>(upper_halves(x))); }
 
-// Pairs (a, b) of bf16, a in the lower halves.
-inline Words paired(Floats a, Floats b) { return either(upper_halves(a), shift_left<16>(upper_halves(b))); }
+// Pairs (a, b) of bf16, a in the lower halves. Numbers below the smallest normal one may become 0.
+inline Words paired(Floats a, Floats b) {
+#ifdef __AVX512BF16__
+  static constexpr struct Places {
+    uint16_t of[32];
+    constexpr Places() : of() {
+      for (int i = 0; i < 32; i++) of[i] = uint16_t(i / 2 + i % 2 * 16);
+    }
+  } places;
+  return _mm512_permutexvar_epi16(load_words(places.of), (__m512i)_mm512_cvtne2ps_pbh(b, a));
+#else
+  return either(upper_halves(a), shift_left<16>(upper_halves(b)));
+#endif
+}
 
 // The even and the odd elements of 16 pairs of bf16.
 inline Floats even_of(Words pairs) { return as_floats(shift_left<16>(pairs)); }

@@ -32,18 +32,21 @@ WANTED = 300
 
 def baseline(
     out: Annotated[
-        Path | None, Option("JSON file for the figures, with tables, page and windows beside it; default: in out/")
+        Path | None,
+        Option("JSON file for the figures, with tables, page and windows beside it; default: in out/", writes="file"),
     ] = None,
     go_on: Annotated[
         bool, Option("keep the windows beside OUT, and measure what is missing or more", name="continue")
     ] = False,
     workloads: Annotated[str, Option(f"{', '.join(WORKLOADS)}, or NAME=SPEC")] = " ".join(WORKLOADS),
-    loads: Annotated[str, Option("shares of the capacity, which is calibrated for each workload")] = ("0.7 1.0 1.3"),
-    rounds: Annotated[int, Option("windows of every system at every load")] = 8,
-    requests: Annotated[int, Option("least number of requests of a window")] = 50,
+    loads: Annotated[str, Option("shares of the capacity, which is calibrated for each workload")] = "0.7 1.0 1.3",
+    rounds: Annotated[int, Option("windows of every system at every load", at_least=1)] = 8,
+    requests: Annotated[int, Option("least number of requests of a window", at_least=1)] = 50,
     window: Annotated[str, Option("least time of a window, in which more requests may come")] = "2s",
     budget: Annotated[str, Option("time for everything; what does not fit is not measured")] = "14m",
-    within: Annotated[float, Option("percent: an interval up to ± this shows that there is no difference")] = 5.0,
+    within: Annotated[
+        float, Option("percent: an interval up to ± this shows that there is no difference", at_least=0)
+    ] = 5.0,
     slo: Annotated[str | None, Option("default: 3 times one request alone, for each workload")] = None,
     workers: Annotated[int, Option("of every system")] = 2,
     prefill: Annotated[
@@ -61,13 +64,15 @@ def baseline(
     num_kv_blocks: Annotated[int, Option("KV blocks of each worker")] = 1024,
     vocab_size: options.VocabSize = 1000,
     seed: options.Seed = None,
-    traces: Annotated[Path | None, Option("folder for each window's requests, as the simulator reads them")] = None,
+    traces: Annotated[
+        Path | None, Option("folder for each window's requests, as the simulator reads them", writes="folder")
+    ] = None,
 ) -> int:
     """Compare ways to use this machine's workers by goodput, under the same requests at fixed loads."""
     out = out if out is not None else Path("out", "loadtest", time.strftime("%Y%m%d-%H%M%S"), "figures.json")
-    for name, value in (("rounds", rounds), ("requests", requests)):
-        if value < 1:
-            raise ConfigError(f"{name} must be at least 1, got {value}", field=name)
+    budget_s = duration_s(budget)
+    if budget_s <= 0:
+        raise ConfigError(f"budget must be above 0s, got {budget}", field="budget")
     splits = integers(prefill, "prefill") or default_splits(workers)
     if workers < 2 or not all(1 <= split < workers for split in splits):
         raise ConfigError("workers must be at least 2, and every split leaves one of each role", field="prefill")
@@ -98,7 +103,6 @@ def baseline(
     with tempfile.TemporaryDirectory(prefix="tandem-loadtest-") as scratch:
         served = write_model(Path(scratch) / shape, SERVED[shape], model) if shape else model
         fleet = Fleet(Hardware(served, device, num_kv_blocks), out.with_suffix(".logs"))
-        budget_s = duration_s(budget)
         stopped, interrupted = with_interrupt(lambda stop: run_study(design, study, file, fleet, budget_s, stop))
     cells = cells_of(design, study, WANTED, within / 100)
     origin = f"{workers} workers, {device}, {shape or model.name} · seed {design.seed} · {design.commit}"

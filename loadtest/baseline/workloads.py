@@ -41,7 +41,7 @@ class WindowSize:
 
 def parse_workloads(text: str) -> dict[str, str]:
     """Names of WORKLOADS, or NAME=SPEC for others; raises ConfigError (`workloads`)."""
-    found = {}
+    found: dict[str, str] = {}
     for part in text.split():
         name, _, spec = part.partition("=")
         if not name.replace("-", "").isalnum() or not (spec or name in WORKLOADS):
@@ -50,7 +50,8 @@ def parse_workloads(text: str) -> dict[str, str]:
                 "chat=lognormal:input=512~0.7,output=64~0.7",
                 field="workloads",
             )
-        found[name] = spec or WORKLOADS[name]
+        if found.setdefault(name, spec or WORKLOADS[name]) != (spec or WORKLOADS[name]):
+            raise ConfigError(f"workloads: {name} is named twice, as different ones", field="workloads")
     if not found:
         raise ConfigError("workloads: name at least one", field="workloads")
     return found

@@ -21,7 +21,9 @@ Model = Annotated[Path, Option(help="model folder; the prompts are the demo mode
 
 def main(
     only: Annotated[str, Option(help='trials with these words: "decode SIGKILL, router"; empty = all')] = "",
-    out: Annotated[Path | None, Option(help="file for the result lines; the table goes beside it")] = None,
+    out: Annotated[
+        Path | None, Option(help="file for the result lines; the table goes beside it", writes="file")
+    ] = None,
     model: Model = Path("models/demo"),
     folder: Annotated[Path, Option(help="where logs go")] = Path(".tandem/chaos"),
     resuming: Annotated[bool, Option(help="clients ask again where their connection broke")] = True,

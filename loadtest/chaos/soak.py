@@ -238,7 +238,7 @@ class Soak:
 def main(
     duration: Annotated[float, Option(help="seconds of kills")] = 600.0,
     interval: Annotated[float, Option(help="seconds between two kills")] = 10.0,
-    out: Annotated[Path | None, Option(help="file for the result, in Markdown")] = None,
+    out: Annotated[Path | None, Option(help="file for the result, in Markdown", writes="file")] = None,
     model: Annotated[Path, Option(help="model folder")] = Path("models/demo"),
     folder: Annotated[Path, Option(help="where logs go")] = Path(".tandem/soak"),
     resuming: Annotated[bool, Option(help="clients ask again where their connection broke")] = True,

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import math
 import sys
+import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from importlib import import_module
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 from shared.errors import ConfigError, TandemError
 
@@ -30,9 +32,30 @@ class Option:
 
     help: str = ""
     name: str = ""
+    at_least: float | None = None
+    above: float | None = None
+    at_most: float | None = None
+    writes: Literal["", "file", "folder"] = ""
+    """What is written there in the end, if anything: where it cannot be, the option is refused at once."""
+
+    def check(self, name: str, value: object) -> None:
+        """Raises ConfigError for a number out of bounds or no number, and for a place that cannot be written to."""
+        if isinstance(value, int | float):
+            self._check_number(name, value)
+        if self.writes and isinstance(value, Path):
+            _check_writable(name, value, value if self.writes == "folder" else value.parent)
+
+    def _check_number(self, name: str, value: float) -> None:
+        low = -math.inf if self.at_least is None else self.at_least
+        high = math.inf if self.at_most is None else self.at_most
+        if math.isfinite(value) and low <= value <= high and (self.above is None or value > self.above):
+            return
+        bounds = {"above": self.above, "at least": self.at_least, "at most": self.at_most}
+        expected = " and ".join(f"{bound} {limit:g}" for bound, limit in bounds.items() if limit is not None)
+        raise ConfigError(f"{name} must be {expected or 'a number'}, got {value:g}", field=name)
 
 
-Out = Annotated[Path | None, Option("file for the results as JSON")]
+Out = Annotated[Path | None, Option("file for the results as JSON", writes="file")]
 
 
 def integers(text: str, option: str) -> list[int]:
@@ -140,11 +163,38 @@ def _add(parser: argparse.ArgumentParser, name: str, hint: Any, default: object)
     elif kind is str:
         parser.add_argument(flag, nargs="+", **settings)
     else:
-        parser.add_argument(flag, type=kind, **settings)
+        parser.add_argument(flag, type=_checked(kind, option, flag.removeprefix("--")), **settings)
+
+
+def _checked(kind: Callable[[str], Any], option: Option, name: str) -> Callable[[str], Any]:
+    """Reads a value and checks it; raises ConfigError, which is no error of argparse's and passes through it."""
+
+    def read(text: str) -> Any:
+        value = kind(text)
+        option.check(name, value)
+        return value
+
+    read.__name__ = kind.__name__  # in argparse's message of what is no number
+    return read
+
+
+def _check_writable(name: str, path: Path, folder: Path) -> None:
+    """Makes the folder; raises ConfigError where that or a file in it cannot be made."""
+    try:
+        if path != folder and path.is_dir():
+            raise IsADirectoryError("it is a folder")
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ConfigError(f"{name}: {path} cannot be written: {error}", field=name) from error
 
 
 def _numbers(kind: Callable[[str], T], text: str, option: str) -> list[T]:
     try:
-        return [kind(part) for part in text.split()]
+        found = [kind(part) for part in text.split()]
     except ValueError:
         raise ConfigError(f"--{option}: {text!r} is not a list of numbers", field=option) from None
+    if not all(map(math.isfinite, found)):
+        raise ConfigError(f"--{option}: {text!r} has what is no finite number", field=option)
+    return found

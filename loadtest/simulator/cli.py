@@ -54,9 +54,11 @@ class WorkerOptions:
 
     model: Annotated[str, Option(", ".join(sorted(MODELS)))] = "llama-3-70b"
     device: Annotated[str, Option(", ".join(GPUS))] = "H200"
-    gpus: Annotated[int, Option("devices a worker, taken as one with their speed in sum; see --degrees")] = 4
+    gpus: Annotated[
+        int, Option("devices a worker, taken as one with their speed in sum; see --degrees", at_least=1)
+    ] = 4
     slow_device: Annotated[str, Option("of the slower workers of a mixed fleet")] = "L40S"
-    slow_share: Annotated[float, Option("share of each pool's workers that are slower")] = 0.0
+    slow_share: Annotated[float, Option("share of each pool's workers that are slower", at_least=0, at_most=1)] = 0.0
     steps: Annotated[
         Path | None, Option("step times from bench-engine's JSON, or their coefficients, not the roofline")
     ] = None
@@ -64,14 +66,15 @@ class WorkerOptions:
         Path | None, Option("JSON list of measured step times over predicted ones, to draw noise from")
     ] = None
     noise: Annotated[float, Option("without --residuals: standard deviation of their logarithm")] = 0.03
-    blocks: Annotated[int, Option(f"blocks of {BLOCK_SIZE} tokens a worker; 0 = what fits in memory")] = 0
-    report_ms: Annotated[float, Option("between two load reports of a worker at least")] = 5.0
+    blocks: Annotated[int, Option(f"blocks of {BLOCK_SIZE} tokens a worker; 0 = what fits in memory", at_least=0)] = 0
+    report_ms: Annotated[float, Option("between two load reports of a worker at least", at_least=0)] = 5.0
     degrees: Annotated[
         str, Option("a worker's ranks, tp=4,pp=2,ep=4: a device each, in place of --gpus; counts their sums")
     ] = ""
     decode_degrees: Annotated[str, Option("the same for decode workers; default: --degrees")] = ""
     chunk: Annotated[
-        int, Option(f"token budget of a step; 0 = {PREFILL_CHUNK} on prefill workers, {DECODE_CHUNK} on others")
+        int,
+        Option(f"token budget of a step; 0 = {PREFILL_CHUNK} on prefill workers, {DECODE_CHUNK} on others", at_least=0),
     ] = 0
     paced: Annotated[bool, Option("steps keep the TPOT target; auto always does")] = False
     ahead: Annotated[bool, Option("a step is planned while the one before runs, as on a GPU")] = True
@@ -98,14 +101,14 @@ class WorkerOptions:
 class FleetOptions:
     """A fleet, its routers and their targets. Raises ConfigError for an order that is not known."""
 
-    prefill: Annotated[int, Option("prefill workers; 0 = collocated, or auto")] = 16
-    decode: Annotated[int, Option("decode workers")] = 16
-    routers: Annotated[int, Option("router replicas over the same fleet")] = 1
-    ttft_s: Annotated[float, Option("target, seconds", name="ttft")] = 5.0
-    tpot_s: Annotated[float, Option("target, seconds", name="tpot")] = 0.05
+    prefill: Annotated[int, Option("prefill workers; 0 = collocated, or auto", at_least=0)] = 16
+    decode: Annotated[int, Option("decode workers", at_least=0)] = 16
+    routers: Annotated[int, Option("router replicas over the same fleet", at_least=1)] = 1
+    ttft_s: Annotated[float, Option("target, seconds", name="ttft", above=0)] = 5.0
+    tpot_s: Annotated[float, Option("target, seconds", name="tpot", above=0)] = 0.05
     peers_refuse: Annotated[bool, Option("peers also refuse requests predicted to be late, like tandem")] = False
     order: Annotated[str, Option(f"tandem: the admission queue's order, {', '.join(sorted(ORDERS))}")] = "fcfs"
-    seed: int = 0
+    seed: Annotated[int, Option(at_least=0)] = 0
 
     def __post_init__(self) -> None:
         choice(self.order, "order", ORDERS)
@@ -115,14 +118,14 @@ class FleetOptions:
 class PlacementOptions:
     """The settings of Tandem's router that a run may vary; see `placement` and `max_queued_tokens` there."""
 
-    max_queued_tokens: Annotated[int, Option("tandem: see the router's setting")] = 8192
-    patience: Annotated[float, Option("tandem: placement.patience")] = 4.0
-    prefix: Annotated[float, Option("tandem: placement.prefix and placement.decode_prefix")] = 3.0
-    prefill_here: Annotated[int, Option("tandem: placement.prefill_here_tokens")] = 512
-    prefill_here_max: Annotated[int, Option("tandem: placement.prefill_here_max_tokens")] = 4096
-    min_hit_share: Annotated[float, Option("tandem: placement's min_hit_share")] = 0.125
-    tie_margin: Annotated[float, Option("tandem: placement's tie_margin, for several routers")] = 0.1
-    max_candidates: Annotated[int, Option("tandem: placement's max_candidates")] = 32
+    max_queued_tokens: Annotated[int, Option("tandem: see the router's setting", at_least=0)] = 8192
+    patience: Annotated[float, Option("tandem: placement.patience", at_least=0)] = 4.0
+    prefix: Annotated[float, Option("tandem: placement.prefix and placement.decode_prefix", at_least=0)] = 3.0
+    prefill_here: Annotated[int, Option("tandem: placement.prefill_here_tokens", at_least=0)] = 512
+    prefill_here_max: Annotated[int, Option("tandem: placement.prefill_here_max_tokens", at_least=0)] = 4096
+    min_hit_share: Annotated[float, Option("tandem: placement's min_hit_share", at_least=0, at_most=1)] = 0.125
+    tie_margin: Annotated[float, Option("tandem: placement's tie_margin, for several routers", at_least=0)] = 0.1
+    max_candidates: Annotated[int, Option("tandem: placement's max_candidates", at_least=1)] = 32
 
     @property
     def config(self) -> PlacementConfig:
@@ -149,7 +152,7 @@ def simulate_trace(
     placement: PlacementOptions,
     trace: Annotated[Path | None, Option("Mooncake's JSON lines, or Azure's CSV")] = None,
     workload: Annotated[str, Option(f"in place of a trace: {', '.join(WORKLOADS)}")] = "",
-    requests: Annotated[int, Option("of the workload")] = 2000,
+    requests: Annotated[int, Option("of the workload", at_least=1)] = 2000,
     poisson_arrivals: Annotated[bool, Option("in place of the trace's times", name="poisson")] = False,
     slice_: Annotated[str, Option("START:END of the trace, seconds", name="slice")] = "",
     policy: Annotated[str, Option(f"some of {', '.join(POLICIES)}; all = tandem and the peers")] = "all",

@@ -12,6 +12,10 @@ from loadtest.workloads.trace import TraceRequest, open_trace, trace_error
 
 HEADER = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
+_MOST_DIGITS = 15
+_SHOWN = 40
+"""Characters of a wrong cell that the error has."""
+
 
 def read_azure(path: Path) -> Iterator[TraceRequest]:
     """Requests in the file's order, times relative to the first; raises ConfigError with the line's number."""
@@ -45,6 +49,7 @@ def _cells(line: str, path: Path, number: int) -> list[str]:
 
 
 def _count(cell: str, name: str, path: Path, number: int) -> int:
-    if not cell.strip().isdecimal() or int(cell) < 1:
-        raise trace_error(path, number, f"{name} must be a whole number of at least 1, got {cell!r}")
-    return int(cell)
+    digits = cell.strip()
+    if not digits.isdecimal() or len(digits) > _MOST_DIGITS or int(digits) < 1:
+        raise trace_error(path, number, f"{name} must be a whole number of at least 1, got {cell[:_SHOWN]!r}")
+    return int(digits)

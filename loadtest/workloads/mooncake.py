@@ -14,6 +14,9 @@ from pathlib import Path
 from loadtest.workloads.trace import BLOCK_LEN as BLOCK_LEN
 from loadtest.workloads.trace import TraceRequest, open_trace, trace_error
 
+_MOST_MS = 1e15
+"""Latest time; seconds of so many still tell one millisecond from the next."""
+
 
 def read_mooncake(path: Path) -> Iterator[TraceRequest]:
     """Requests in the file's order, times relative to the first; raises ConfigError with the line's number."""
@@ -23,7 +26,7 @@ def read_mooncake(path: Path) -> Iterator[TraceRequest]:
     for number, line in open_trace(path):
         try:
             fields = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise trace_error(path, number, f"not JSON: {error}") from error
         if not isinstance(fields, dict):
             raise trace_error(path, number, "expected a JSON object")
@@ -48,8 +51,9 @@ def read_mooncake(path: Path) -> Iterator[TraceRequest]:
 
 def _timestamp_s(fields: dict[str, object], path: Path, number: int) -> float:
     value = fields.get("timestamp")
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-        raise trace_error(path, number, f"timestamp must be milliseconds, 0 or more, got {value!r}")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _MOST_MS:
+        got = repr(value) if not isinstance(value, int) or abs(value) < _MOST_MS else "a longer number"
+        raise trace_error(path, number, f"timestamp must be milliseconds from 0 to {_MOST_MS:g}, got {got}")
     return value / 1000
 
 

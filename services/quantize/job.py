@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from services.quantize.pairs import pairs_of
 from services.quantize.rescaling import Model, Rescaling, activation_aware, rescale, smoothing
 from shared.errors import ConfigError
 from shared.kernels.linear_spec import LinearSpec
-from shared.model.config.folder import CONFIG_FILE
+from shared.model.config.folder import CONFIG_FILE, GGUF_FILE
 from shared.model.config.json_fields import read_json_object
 from shared.model.config.model_config import ModelConfig
 from shared.model.config.quantization import FIELD
@@ -26,7 +26,7 @@ from shared.model.families.registry import load_config
 from shared.model.text.tokenizer import Tokenizer
 from shared.model.weights.checkpoint import Checkpoint
 from shared.model.weights.plan import WeightPlan
-from shared.model.weights.safetensors_files import STORED, checkpoint_files
+from shared.model.weights.safetensors_files import STORED, SafetensorsFile, checkpoint_files
 from shared.model.weights.sources import TIED_NAME, TIED_SOURCE
 
 CALIBRATED: tuple[Scheme, ...] = ("int4", "w8a8")
@@ -64,14 +64,16 @@ def quantize(source: Path, out: Path, wish: Wish, on_progress: OnProgress) -> Wr
     """Writes `out` from the model folder `source`.
 
     Raises:
-        ConfigError: `out` exists or cannot be written; a source that is quantized, or that is not rounded; a name to
-            keep that no layer has; a text that cannot be read or is too short.
+        ConfigError: `out` exists or cannot be written; a source that is quantized, a GGUF file, or one that is not
+            rounded; a name to keep that no layer has; a text that cannot be read or is too short.
         ModelLoadError: the source cannot be served.
     """
     if out.exists():
         raise ConfigError(f"{out} exists already: name a folder that does not", field="out", value=str(out))
     config = load_config(source)
-    with Checkpoint.of(source) as checkpoint:
+    files = checkpoint_files(source)
+    _check_plain(source, files, config)
+    with Checkpoint(files) as checkpoint:
         plan = WeightPlan.make(checkpoint, config, KINDS[wish.scheme])
         specs = _specs(plan, wish)
         rescalings = _rescalings(source, checkpoint, config, plan, specs, wish)
@@ -85,6 +87,23 @@ def quantize(source: Path, out: Path, wish: Wish, on_progress: OnProgress) -> Wr
     except OSError as error:
         raise ConfigError(f"{out} cannot be written: {error}", field="out", value=str(out)) from error
     return written
+
+
+def _check_plain(source: Path, files: Sequence[SafetensorsFile], config: ModelConfig) -> None:
+    if config.quantization is not None:
+        raise ConfigError(
+            f"{source} is quantized already ({config.quantization.method}): take the checkpoint in 16 or 32 bits that "
+            "it was made from",
+            field="model",
+            value=str(source),
+        )
+    if any(file.path.name == GGUF_FILE for file in files):
+        raise ConfigError(
+            f"{source} holds a GGUF file, which is not written in another form: take safetensors files in 16 or 32 "
+            "bits",
+            field="model",
+            value=str(source),
+        )
 
 
 def _specs(plan: WeightPlan, wish: Wish) -> dict[str, LinearSpec]:

@@ -172,7 +172,8 @@ class ColumnSource(_Stored):
 
 def _unpacked(words: Tensor, kind: Kind) -> Tensor:
     """int32 [rows, words] to uint8 [rows, codes], the lowest bits first."""
-    as_bytes = words.contiguous().view(torch.uint8)
+    # A dimension of size 1 may have any stride, which torch calls contiguous and does not view as bytes.
+    as_bytes = words.flatten().view(torch.uint8).view(len(words), -1)
     return unpack_nibbles(as_bytes) if kind == "int4" else as_bytes
 
 

@@ -19,9 +19,11 @@ from services.quantize.job import Wish, Written, quantize
 from shared.errors import ConfigError, TandemError
 from shared.model.checkpoints import write_random_checkpoint
 from shared.model.decoder import Decoder
+from shared.model.gguf.folder import gguf_folder
 from shared.model.text.tokenizer import Tokenizer
 from tandem_cli.main import build_app
 from tests.demo import DEMO
+from tests.gguf_files import write_model
 from tests.integration.engine.families import write_family
 from tests.integration.engine.heads import FAMILIES as HEADED
 from tests.integration.engine.test_greedy_against_transformers import load_transformers
@@ -267,9 +269,13 @@ def test_sources_that_are_not_plain_and_folders_that_exist_are_refused(tmp_path)
             tmp_path / "out",
             Wish("int4", text=TEXT),
         )
+    write_model(source, ("F32",), tmp_path / "plain.gguf", tmp_path / "same")
+    (tmp_path / "tokenizer.json").write_text("{}")
+    of_gguf = gguf_folder(tmp_path / "plain.gguf", tmp_path / "cache")
     before = sorted(tmp_path.iterdir())
     for folder, why in (
-        (tmp_path / "quantized", "quantized already"),
+        (tmp_path / "quantized", "quantized already.*take the checkpoint in 16 or 32 bits"),
+        (of_gguf, "holds a GGUF file"),
         (stacked, "experts"),
         (tmp_path / "no", "exist"),
     ):

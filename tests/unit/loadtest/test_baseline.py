@@ -105,7 +105,7 @@ def test_the_second_turn_of_a_system_is_at_the_other_end_of_its_round_and_rounds
 def test_workloads_are_named_or_given() -> None:
     assert list(parse_workloads("balanced decode-heavy")) == ["balanced", "decode-heavy"]
     assert parse_workloads("mine=fixed:input=8,output=2") == {"mine": "fixed:input=8,output=2"}
-    for wrong in ("", "unknown", "a b=", "x/y=fixed"):
+    for wrong in ("", "unknown", "a b=", "x/y=fixed", "a=fixed a=uniform"):
         with pytest.raises(ConfigError, match="workloads"):
             parse_workloads(wrong)
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import pytest
 
 from loadtest.bench.__main__ import BENCHMARKS, main
-from loadtest.rig.command_line import Option, call, integers, names, run
+from loadtest.rig.command_line import Option, Out, call, decimals, integers, names, run
 from shared.errors import ConfigError
 
 
@@ -44,6 +44,48 @@ def test_a_wrong_value_is_one_line_that_names_its_option(capsys: pytest.CaptureF
         with pytest.raises(SystemExit) as ended:
             run(command, flags)
         assert (ended.value.code, capsys.readouterr().err) == (2, line)
+
+
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        (["--gpus", "0"], "error: gpus must be at least 1 and at most 8, got 0\n"),
+        (["--gpus", "9"], "error: gpus must be at least 1 and at most 8, got 9\n"),
+        (["--ttft", "0"], "error: ttft must be above 0, got 0\n"),
+        (["--ttft", "nan"], "error: ttft must be above 0, got nan\n"),
+        (["--noise", "inf"], "error: noise must be a number, got inf\n"),
+        (["--rates", "1", "nan"], "error: --rates: '1 nan' has what is no finite number\n"),
+    ],
+)
+def test_a_number_out_of_bounds_is_one_line_that_names_the_bounds(flags, line, capsys) -> None:
+    def command(
+        gpus: Annotated[int, Option(at_least=1, at_most=8)] = 4,
+        ttft: Annotated[float, Option(above=0)] = 1.0,
+        noise: float = 0.0,
+        rates: str = "",
+    ) -> None:
+        assert (gpus, ttft, noise) == (8, 0.5, -1.0)
+        decimals(rates, "rates")
+
+    call(command, ["--gpus", "8", "--ttft", "0.5", "--noise", "-1"])
+    with pytest.raises(SystemExit) as ended:
+        run(command, [*(["--gpus", "8", "--ttft", "0.5", "--noise", "-1"] if flags[0] == "--rates" else []), *flags])
+    assert (ended.value.code, capsys.readouterr().err) == (2, line)
+
+
+def test_results_that_could_not_be_written_end_a_command_before_it_begins(tmp_path: Path) -> None:
+    def command(out: Out = None, traces: Annotated[Path | None, Option(writes="folder")] = None) -> None:
+        begun.append((out, traces))
+
+    begun: list[object] = []
+    (tmp_path / "file").touch()
+    for flags in (["--out", str(tmp_path)], ["--out", f"{tmp_path}/file/a.json"], ["--traces", f"{tmp_path}/file"]):
+        with pytest.raises(ConfigError, match="cannot be written"):
+            call(command, flags)
+    assert not begun
+    call(command, ["--out", f"{tmp_path}/new/a.json", "--traces", f"{tmp_path}/traces"])
+    assert len(begun) == 1
+    assert not list((tmp_path / "new").iterdir())
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)

@@ -441,6 +441,16 @@ def test_the_plan_knows_the_bytes_that_weights_take(folders):
         assert planned == decoder.projection_bytes + norms + 4 * config.vocab_size * config.hidden_size
 
 
+def test_zeros_of_as_few_rows_as_a_word_has_codes_are_read(tmp_path):
+    sizes = {"hidden_size": 64, "num_heads": 4, "num_kv_heads": 1, "head_dim": 8, "num_layers": 1}
+    write_random_checkpoint(tmp_path / "source", **sizes)
+    write_quantized(tmp_path / "source", STORAGES["int4 groups with zeros"], tmp_path / "model", tmp_path / "opened")
+    ours, expected = (
+        prompt_logits(Decoder.load(tmp_path / name, torch.float32, "cpu"), PROMPT, 4) for name in ("model", "opened")
+    )
+    assert (ours - expected).abs().max() < 1e-3 * expected.abs().max()
+
+
 @pytest.mark.parametrize(
     "spec",
     [

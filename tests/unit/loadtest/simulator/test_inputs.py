@@ -7,8 +7,9 @@ from statistics import fmean, stdev
 
 import pytest
 
+from loadtest.simulator.cli import main
 from loadtest.simulator.engine import Noise
-from loadtest.simulator.load import WORKLOADS, at_rate, mean_rate, poisson
+from loadtest.simulator.load import WORKLOADS, at_rate, mean_rate, poisson, read_trace
 from loadtest.simulator.prefix_index import PrefixIndex
 from loadtest.simulator.residuals import lognormal_residuals, read_residuals
 from loadtest.workloads.trace import TraceRequest
@@ -82,3 +83,44 @@ def test_residuals_of_a_file_are_positive_numbers(tmp_path):
         path.write_text(text)
         with pytest.raises(ConfigError):
             read_residuals(path)
+
+
+LINE = '{"timestamp": 0, "input_length": 5, "output_length": 2, "hash_ids": [1]}\n'
+HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "line", "words"),
+    [
+        ("a.jsonl", LINE + LINE.replace("0", "1" + "0" * 400, 1), 2, "timestamp must be milliseconds"),
+        ("a.jsonl", LINE + "[" * 100_000, 2, "not JSON"),
+        ("a.jsonl", LINE + LINE.replace("5", "1" * 5000, 1), 2, "not JSON"),
+        ("a.jsonl", LINE + LINE[:-20], 2, "not JSON"),
+        ("a.csv", HEADER + f"2023-11-16 18:17:01,{'1' * 5000},20\n", 2, "ContextTokens must be a whole number"),
+        ("a.csv", HEADER + "2023-11-16 18:17:01,4,-1\n", 2, "GeneratedTokens must be a whole number"),
+    ],
+)
+def test_a_broken_line_is_named_by_its_number(tmp_path, name, text, line, words):
+    path = tmp_path / name
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=f"line {line}: {words}"):
+        read_trace(path)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--chunk", "-5"],
+        ["--gpus", "0"],
+        ["--tpot", "0"],
+        ["--routers", "0"],
+        ["--requests", "0"],
+        ["--seed", "-1"],
+        ["--slow-share", "nan"],
+        ["--rate", "nan"],
+        ["--speedup", "inf"],
+    ],
+)
+def test_numbers_that_no_fleet_has_are_refused_by_their_option(flags):
+    with pytest.raises(ConfigError, match=flags[0].removeprefix("--")):
+        main(["--workload", "short", "--policy", "auto", "--model", "llama-3-8b", *flags])

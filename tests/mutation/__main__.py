@@ -21,25 +21,36 @@ from tests.mutation.targets import TARGETS, Target
 
 
 def try_mutants(target: Target, chosen: list[Mutant]) -> Iterator[Result]:
-    """Every mutant against the target's tests, one by one. Raises RuntimeError where these fail without one."""
+    """Every mutant against the target's tests, one by one, then against the wider ones where it survives. Raises
+    RuntimeError where tests fail without one."""
     if not chosen:
         return
-    files = target.files()
-    alone = run_tests(target, files[0], (target.root / files[0]).read_text(), FIRST, {})
-    if alone.outcome is not Outcome.SURVIVED:
-        raise RuntimeError(f"the tests of {target.name} fail without a mutant:\n{alone.output[-4000:]}")
+    alone = _alone(target)
     print(f"{target.name}: {len(chosen)} mutants, {alone.cpu_s:.1f} s without one", flush=True)
+    widely: Ran | None = None
     for mutant in chosen:
-        yield _try(target, mutant, alone)
+        found = _try(target, mutant, alone)
+        if found.outcome is Outcome.SURVIVED and target.wider:
+            widely = widely or _alone(target.widely())
+            found = _try(target.widely(), mutant, widely)
+        if found.outcome is Outcome.SURVIVED:
+            print(f"  survives: {mutant.path}:{mutant.line} {found.change}", flush=True)
+        yield found
+
+
+def _alone(target: Target) -> Ran:
+    """The tests without a mutant."""
+    path = target.files()[0]
+    ran = run_tests(target, path, (target.root / path).read_text(), FIRST, {})
+    if ran.outcome is not Outcome.SURVIVED:
+        raise RuntimeError(f"the tests of {target.name} fail without a mutant:\n{ran.output[-4000:]}")
+    return ran
 
 
 def _try(target: Target, mutant: Mutant, alone: Ran) -> Result:
     text = mutant.text(target.root)
     ran = run_tests(target, mutant.path, text, alone.limits(), alone.durations_s)
-    found = result(mutant, target.root, text, ran)
-    if found.outcome is Outcome.SURVIVED:
-        print(f"  survives: {mutant.path}:{mutant.line} {found.change}", flush=True)
-    return found
+    return result(mutant, target.root, text, ran)
 
 
 def _keep(results: list[Result], out: Path) -> None:

@@ -31,6 +31,7 @@ class Runner:
         self.kv: dict[tuple[int, int], int] = {}
         self.now = 0.0
         self.plans: list[StepPlan] = []
+        self.logprob = -0.2
         self._next = next_token
         self.round_s, self.token_s = round_s, token_s
 
@@ -47,7 +48,7 @@ class Runner:
                 assert spec.params.structured_output is None
                 self.check(item.sequence_id, tokens)
                 token_id = self._next(tokens)
-                sampled.append(NoToken() if token_id < 0 else SampledToken(token_id, -0.2))
+                sampled.append(NoToken() if token_id < 0 else SampledToken(token_id, self.logprob))
         return StepResult(tuple(sampled))
 
     def check(self, sequence_id: str, tokens: list[int]) -> None:
@@ -142,6 +143,20 @@ def test_a_draft_that_is_right_is_asked_for_many_and_one_that_is_wrong_for_hardl
     num_rounds = sum(bool(item.samples) for plan in bad._runner.plans[-8:] for item in plan.sequences)
     assert num_rounds <= 8
     assert len(bad._runner.plans) < 60 + 2 * 400 / PROBE_EVERY
+
+
+def test_a_guess_that_the_draft_is_surer_of_is_expected_to_be_right_more_often():
+    chances = []
+    for probability in (0.02, 0.07, 0.15, 0.25, 0.4, 0.5, 0.7, 0.8, 0.95):
+        runner, item = Runner(), sequence("a", [2] * 9, max_tokens=50)
+        runner.logprob = math.log(probability)
+        model = model_of(runner)
+        while not model.is_ready(item):
+            model.catch_up(item, PLAIN_S)
+        drafted = model.begin(item, 1)
+        model.round([drafted])
+        chances += drafted.chances
+    assert chances == sorted(set(chances))
 
 
 def test_a_round_that_takes_as_long_as_a_step_is_not_worth_it():

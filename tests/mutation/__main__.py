@@ -1,7 +1,7 @@
 """Sows a sample of mutants: `python -m tests.mutation --count 420 --out out/mutation`. Exit status 1 below the score.
 
-`--again` takes an earlier run's results and tries its survivors once more, after tests were added. `--continue` goes on
-with a run that was interrupted.
+`--again` takes an earlier run's results and tries its survivors once more, after tests were added, but for those that
+are judged. `--continue` goes on with a run that was interrupted.
 """
 
 from __future__ import annotations
@@ -55,8 +55,18 @@ def _try(target: Target, mutant: Mutant, alone: Ran) -> Result:
 
 def _keep(results: list[Result], out: Path) -> None:
     save(results, out.with_suffix(".jsonl"))
-    judged = json.loads(JUDGED.read_text()) if JUDGED.exists() else {}
-    write_text(out.with_suffix(".md"), page(results, judged))
+    write_text(out.with_suffix(".md"), page(results, _judged()))
+
+
+def _judged() -> dict[str, str]:
+    return json.loads(JUDGED.read_text()) if JUDGED.exists() else {}
+
+
+def _open(earlier: list[Result], wanted: set[str]) -> list[Mutant]:
+    """Survivors of these targets, or of all, that nobody has judged."""
+    judged = _judged()
+    survivors = [each for each in earlier if each.outcome is Outcome.SURVIVED and each.name not in judged]
+    return [each.mutant for each in survivors if not wanted or each.mutant.target in wanted]
 
 
 def main(
@@ -64,7 +74,9 @@ def main(
     seed: Annotated[int, Option("of the sample")] = 1,
     only: Annotated[str, Option("names of targets, separated by commas")] = "",
     out: Annotated[Path, Option("results: OUT.jsonl and OUT.md")] = Path("out/mutation"),
-    again: Annotated[Path | None, Option("an earlier OUT.jsonl: only its survivors are tried")] = None,
+    again: Annotated[
+        Path | None, Option("an earlier OUT.jsonl: only its survivors without a judgement are tried")
+    ] = None,
     go_on: Annotated[
         bool, Option(name="continue", help="keep what OUT.jsonl has, and try the mutants without a result")
     ] = False,
@@ -77,14 +89,14 @@ def main(
     begun, kept = time.monotonic(), out.with_suffix(".jsonl")
     results = load(kept) if go_on and kept.exists() else []
     done = {each.mutant for each in results}
-    for each in earlier:  # what is not tried anew stays as it was
-        if each.outcome is not Outcome.SURVIVED or (wanted and each.mutant.target not in wanted):
-            results.append(each)
+    open_ones = _open(earlier, wanted)
+    results += [each for each in earlier if each.mutant not in open_ones and each.mutant not in done]
     chosen_targets = [target for target in TARGETS if not wanted or target.name in wanted]
     for target in chosen_targets:
-        tried = [each for each in earlier if each.mutant.target == target.name]
-        survivors = [each.mutant for each in tried if each.outcome is Outcome.SURVIVED]
-        chosen = survivors if tried else sample(target, count // len(chosen_targets), seed)
+        if again:
+            chosen = [mutant for mutant in open_ones if mutant.target == target.name]
+        else:
+            chosen = sample(target, count // len(chosen_targets), seed)
         for found in try_mutants(target, [mutant for mutant in chosen if mutant not in done]):
             results.append(found)
             _keep(results, out)  # a run takes long enough to be interrupted

@@ -264,6 +264,8 @@ class RetainedBlocks:
         assert pairs == {(name, block_id) for name, ids in self._wants.items() for block_id in ids}, "both ways alike"
         due = {entry for queue in self._due for entry in queue}
         assert {(end, block_id) for block_id, end in self._ends.items()} <= due, "each end is noted"
+        longest = max(len(self._latest), len(self._earliest), *map(len, self._due))
+        assert longest <= 4 * self._lists.num_blocks + _SPARE, "what is over is dropped from queues and heaps"
         return listed
 
     def _note_end(self, queue: deque[tuple[float, int]], end: float, block_id: int) -> None:

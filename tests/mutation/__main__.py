@@ -1,7 +1,7 @@
 """Sows a sample of mutants: `python -m tests.mutation --count 420 --out out/mutation`. Exit status 1 below the score.
 
-`--again` takes an earlier run's results and tries its survivors once more, after tests were added. `--continue` goes on
-with a run that was interrupted.
+`--again` takes an earlier run's results and tries its survivors once more, after tests were added, but for those that
+are judged. `--continue` goes on with a run that was interrupted.
 """
 
 from __future__ import annotations
@@ -21,31 +21,52 @@ from tests.mutation.targets import TARGETS, Target
 
 
 def try_mutants(target: Target, chosen: list[Mutant]) -> Iterator[Result]:
-    """Every mutant against the target's tests, one by one. Raises RuntimeError where these fail without one."""
+    """Every mutant against the target's tests, one by one, then against the wider ones where it survives. Raises
+    RuntimeError where tests fail without one."""
     if not chosen:
         return
-    files = target.files()
-    alone = run_tests(target, files[0], (target.root / files[0]).read_text(), FIRST, {})
-    if alone.outcome is not Outcome.SURVIVED:
-        raise RuntimeError(f"the tests of {target.name} fail without a mutant:\n{alone.output[-4000:]}")
+    alone = _alone(target)
     print(f"{target.name}: {len(chosen)} mutants, {alone.cpu_s:.1f} s without one", flush=True)
+    widely: Ran | None = None
     for mutant in chosen:
-        yield _try(target, mutant, alone)
+        found = _try(target, mutant, alone)
+        if found.outcome is Outcome.SURVIVED and target.wider:
+            widely = widely or _alone(target.widely())
+            found = _try(target.widely(), mutant, widely)
+        if found.outcome is Outcome.SURVIVED:
+            print(f"  survives: {mutant.path}:{mutant.line} {found.change}", flush=True)
+        yield found
+
+
+def _alone(target: Target) -> Ran:
+    """The tests without a mutant."""
+    path = target.files()[0]
+    ran = run_tests(target, path, (target.root / path).read_text(), FIRST, {})
+    if ran.outcome is not Outcome.SURVIVED:
+        raise RuntimeError(f"the tests of {target.name} fail without a mutant:\n{ran.output[-4000:]}")
+    return ran
 
 
 def _try(target: Target, mutant: Mutant, alone: Ran) -> Result:
     text = mutant.text(target.root)
     ran = run_tests(target, mutant.path, text, alone.limits(), alone.durations_s)
-    found = result(mutant, target.root, text, ran)
-    if found.outcome is Outcome.SURVIVED:
-        print(f"  survives: {mutant.path}:{mutant.line} {found.change}", flush=True)
-    return found
+    return result(mutant, target.root, text, ran)
 
 
 def _keep(results: list[Result], out: Path) -> None:
     save(results, out.with_suffix(".jsonl"))
-    judged = json.loads(JUDGED.read_text()) if JUDGED.exists() else {}
-    write_text(out.with_suffix(".md"), page(results, judged))
+    write_text(out.with_suffix(".md"), page(results, _judged()))
+
+
+def _judged() -> dict[str, str]:
+    return json.loads(JUDGED.read_text()) if JUDGED.exists() else {}
+
+
+def _open(earlier: list[Result], wanted: set[str]) -> list[Mutant]:
+    """Survivors of these targets, or of all, that nobody has judged."""
+    judged = _judged()
+    survivors = [each for each in earlier if each.outcome is Outcome.SURVIVED and each.name not in judged]
+    return [each.mutant for each in survivors if not wanted or each.mutant.target in wanted]
 
 
 def main(
@@ -53,7 +74,9 @@ def main(
     seed: Annotated[int, Option("of the sample")] = 1,
     only: Annotated[str, Option("names of targets, separated by commas")] = "",
     out: Annotated[Path, Option("results: OUT.jsonl and OUT.md")] = Path("out/mutation"),
-    again: Annotated[Path | None, Option("an earlier OUT.jsonl: only its survivors are tried")] = None,
+    again: Annotated[
+        Path | None, Option("an earlier OUT.jsonl: only its survivors without a judgement are tried")
+    ] = None,
     go_on: Annotated[
         bool, Option(name="continue", help="keep what OUT.jsonl has, and try the mutants without a result")
     ] = False,
@@ -66,14 +89,14 @@ def main(
     begun, kept = time.monotonic(), out.with_suffix(".jsonl")
     results = load(kept) if go_on and kept.exists() else []
     done = {each.mutant for each in results}
-    for each in earlier:  # what is not tried anew stays as it was
-        if each.outcome is not Outcome.SURVIVED or (wanted and each.mutant.target not in wanted):
-            results.append(each)
+    open_ones = _open(earlier, wanted)
+    results += [each for each in earlier if each.mutant not in open_ones and each.mutant not in done]
     chosen_targets = [target for target in TARGETS if not wanted or target.name in wanted]
     for target in chosen_targets:
-        tried = [each for each in earlier if each.mutant.target == target.name]
-        survivors = [each.mutant for each in tried if each.outcome is Outcome.SURVIVED]
-        chosen = survivors if tried else sample(target, count // len(chosen_targets), seed)
+        if again:
+            chosen = [mutant for mutant in open_ones if mutant.target == target.name]
+        else:
+            chosen = sample(target, count // len(chosen_targets), seed)
         for found in try_mutants(target, [mutant for mutant in chosen if mutant not in done]):
             results.append(found)
             _keep(results, out)  # a run takes long enough to be interrupted

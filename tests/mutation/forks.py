@@ -190,9 +190,9 @@ def _wait(pid: int, most_waiting_s: float) -> tuple[int | None, float, float]:
         while not ended and waiting_s < most_waiting_s:
             ended = bool(select.select([descriptor], [], [], _LOOK_S)[0])
             waiting_s += _LOOK_S * (not ended and _waits(pid))
-    finally:
+    finally:  # also where this process is interrupted
         os.close(descriptor)
-    os.killpg(pid, signal.SIGKILL)  # also what its tests started and did not end; until wait4 the number is ours
+        os.killpg(pid, signal.SIGKILL)  # and what its tests started and did not end; until wait4 the number is ours
     _, status, usage = os.wait4(pid, 0)
     return status if ended else None, usage.ru_utime + usage.ru_stime, waiting_s
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("cosmic_ray", reason="cosmic-ray is not installed: make setup")
 
-from tests.mutation.forks import Limits, Outcome, run_tests
+from tests.mutation.__main__ import try_mutants
+from tests.mutation.forks import Limits, run_tests
 from tests.mutation.mutants import mutants
 from tests.mutation.results import JUDGED
 from tests.mutation.targets import ROOT, TARGETS, Target
@@ -41,6 +43,12 @@ TESTS = """from clamped.clamp import clamp
 def test_it_stays_below():
     assert [clamp(v) for v in (-1, 3, 10, 12)] == [0, 3, 10, 10]
 """
+WIDER = """from clamped.clamp import clamp
+
+
+def test_low_bounds_do_not_lift():
+    assert clamp(-1, 6) == 0
+"""
 
 
 @pytest.fixture
@@ -49,8 +57,9 @@ def program(tmp_path: Path) -> Target:
     (tmp_path / "clamped" / "__init__.py").touch()
     (tmp_path / "clamped" / "clamp.py").write_text(SOURCE)
     (tmp_path / "test_clamp.py").write_text(TESTS)
+    (tmp_path / "test_wider.py").write_text(WIDER)
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = slow\n")
-    return Target("clamp", ("clamped",), ("test_clamp.py",), tmp_path)
+    return Target("clamp", ("clamped",), ("test_clamp.py",), root=tmp_path)
 
 
 def test_nothing_is_changed_that_decides_nothing(program: Target) -> None:
@@ -68,13 +77,14 @@ def test_every_mutant_ends_as_noticed_or_as_a_survivor(program: Target) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1]) == {"survives": "survived", "fails": "failed",
-        "is no Python": "broken", "never ends": "endless", "waits": "endless", "crashes": "failed"}  # fmt: skip
+        "is no Python": "broken", "never ends": "endless", "waits": "endless", "crashes": "failed",
+        "fails in wider tests": "test_wider.py::test_low_bounds_do_not_lift"}  # fmt: skip
 
 
-def _run_each(root: Path) -> dict[str, Outcome]:
+def _run_each(root: Path) -> dict[str, str]:
     """In a process that has not imported the program."""
     sys.path.insert(0, str(root))
-    target = Target("clamp", ("clamped",), ("test_clamp.py",), root)
+    target = Target("clamp", ("clamped",), ("test_clamp.py",), root=root)
     texts = {
         "survives": SOURCE.replace("high > 5", "high > 6"),
         "fails": SOURCE.replace("value < 0", "value > 0"),
@@ -83,16 +93,20 @@ def _run_each(root: Path) -> dict[str, Outcome]:
         "waits": SOURCE.replace("return 0", "__import__('threading').Event().wait()"),
         "crashes": SOURCE.replace("return 0", "__import__('os').abort()"),
     }
-    return {
-        name: run_tests(target, "clamped/clamp.py", text, Limits(cpu_s=3, waiting_s=5.0), {}).outcome
+    found = {
+        name: str(run_tests(target, "clamped/clamp.py", text, Limits(cpu_s=3, waiting_s=5.0), {}).outcome)
         for name, text in texts.items()
     }
+    target = replace(target, wider=("test_wider.py",))
+    survivor = next(mutant for mutant in mutants(target) if mutant.text(root) == texts["survives"])
+    found["fails in wider tests"] = next(try_mutants(target, [survivor])).failed
+    return found
 
 
 def test_every_target_has_its_files_and_its_tests() -> None:
     for target in TARGETS:
         assert target.files(), target.name
-        assert all((ROOT / test.partition("::")[0]).exists() for test in target.tests), target.name
+        assert all((ROOT / test.partition("::")[0]).exists() for test in target.tests + target.wider), target.name
 
 
 def test_every_survivor_that_was_judged_is_still_in_its_file() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 from types import SimpleNamespace
 
 import grpc.aio
@@ -264,7 +265,8 @@ async def test_a_worker_that_stops_ends_the_writes_of_streams_already_over():
         assert not [name for name in left if name.startswith("SessionServer._")]
 
 
-async def test_a_newer_session_ends_the_older_one_and_frees_its_requests():
+async def test_a_newer_session_ends_the_older_one_and_frees_its_requests(caplog):
+    caplog.set_level(logging.INFO, session.__name__)
     async with serving(DECODE) as worker:
         epoch = {"router_incarnation": 77}
         async with Router(worker, session=1, **epoch) as old:
@@ -281,6 +283,9 @@ async def test_a_newer_session_ends_the_older_one_and_frees_its_requests():
                         pass
                 assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
                 await worker.holds(3)
+        await until(lambda: not worker.worker.sessions)
+    reasons = [record.getMessage().partition(")")[2] for record in caplog.records if " gone " in record.message]
+    assert reasons == [": replaced by a newer session", ""]
 
 
 async def test_two_routers_of_one_name_do_not_end_each_others_sessions():

@@ -55,6 +55,21 @@ def test_the_one_that_comes_back_last_goes_first_and_its_end_before_its_beginnin
     run.pool.check_integrity()
 
 
+def test_a_conversation_of_many_turns_takes_no_more_memory_after_others_have_ended() -> None:
+    run = Clocked(64)
+    for turn in range(11):
+        run.now += 1.0
+        for name in "abcdefgh":
+            run.turn(chain(name, 1), session=name, next_turn_s=50.0 if turn % 2 else None)
+    for name in "bcdefgh":
+        run.pool.close_session(name)
+    for turn in range(600):
+        run.now += 1.0
+        run.turn(chain("a", 1), session="a", next_turn_s=50.0 if turn % 2 else None)
+    run.pool.check_integrity()
+    assert run.left(chain("a", 1)) == 1
+
+
 def test_what_is_said_after_the_answer_counts_and_one_that_is_late_is_as_far_as_it_is_late() -> None:
     run = Clocked(16)
     for name in "ab":

@@ -51,6 +51,14 @@ def test_an_answer_that_is_none_is_refused(holders: list[int], num_blocks: int) 
         match_from_proto(message, 3)
 
 
+def test_an_answer_of_runs_that_are_too_long_together_is_refused() -> None:
+    first, other = (Holder(name, 1, WorkerRole.PREFILL, Tier.DEVICE) for name in "ab")
+    match = PrefixMatch(((first,), (first,), (other,), (other,)))
+    assert match_from_proto(match_to_proto(match), 4) == match
+    with pytest.raises(ValueError, match="more than the 3 requested blocks"):
+        match_from_proto(match_to_proto(match), 3)
+
+
 @pytest.mark.parametrize("hashes", [[b""], [bytes(15)], [bytes(15), bytes(17)], [bytes(32)]])
 def test_hashes_of_another_length_are_refused(hashes: list[bytes]) -> None:
     with pytest.raises(InvalidRequest) as caught:

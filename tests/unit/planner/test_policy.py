@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -282,6 +283,17 @@ def test_prompts_that_wait_little_need_fewer_workers_than_the_configured_variati
         return size.prefill
 
     assert settled(0.0) < settled(10.0)
+
+
+@pytest.mark.parametrize("variation", [0.5, 3.0])
+def test_waits_of_prompts_that_vary_so_much_are_learnt_as_that(variation):
+    planner, rate, size = Planner(CONFIG), 12.0, Pair(8, 4)
+    for tick in range(300):
+        wait_s = mean_wait_s(size.prefill, rate * 0.5, 0.5, variation)
+        decision = planner.decide(Load(rate).seen(tick * TICK_S, size, ttft_sum_s=rate * TICK_S * (0.5 + wait_s)))
+    learnt = re.search(r"variation ([0-9.]+)", str(decision))
+    assert learnt is not None
+    assert 1 + float(learnt[1]) == pytest.approx(1 + variation, rel=0.2)  # it follows in steps
 
 
 def test_the_pool_that_missed_more_is_blamed_for_both():

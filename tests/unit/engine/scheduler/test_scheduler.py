@@ -241,3 +241,18 @@ def test_a_handed_over_prompt_is_not_among_the_blocks_that_a_sequence_leaves():
     while s.has_work:
         step(s)
     assert s.take_ended() == [SequenceEnded(tuple(given.block_hashes[:2]), range(1, 2))]
+
+
+def test_log_probabilities_of_a_prompt_are_its_tokens_wherever_chunks_begin():
+    s = scheduler(max_num_batched_tokens=3)
+    prompt = [*range(20, 30)]
+    a = sequence("a", prompt, prompt_logprobs=0)
+    s.add(a)
+    found: list[tuple[SampledToken, ...]] = []
+    while not found:
+        plan = s.schedule()
+        (item,) = plan.sequences
+        targets = tuple(SampledToken(token_id, -0.5) for token_id in item.targets)
+        outcome = s.apply(plan, StepResult(tuple(SampledToken(9) for _ in item.samples), (targets,)))
+        found = [token.prompt_logprobs for token in outcome.tokens]
+    assert [[each.token_id for each in tokens] for tokens in found] == [prompt[1:]]

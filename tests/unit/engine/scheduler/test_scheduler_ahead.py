@@ -228,3 +228,17 @@ def test_guesses_that_cost_little_are_made_once_steps_are_known() -> None:
     for number in range(20):
         device.answer(f"r{number}", 60)
     assert len(device.num_guesses) < 20 * 60 / 3
+
+
+def test_nothing_is_planned_behind_guesses_whose_fate_is_open() -> None:
+    guessing = Speculator([NgramDrafter()], num_guesses=2)
+    s = Scheduler(BlockPool(16, 4), SchedulerConfig(4, 64), speculator=guessing)
+    s.add(sequence("a", [2, 3, 4, 5] * 3, max_tokens=9, ignore_eos=True))
+    first = s.schedule()
+    s.apply(first, result(first, 2))
+    second = s.schedule()
+    assert shape(second) == [("a", 12, (2, 3, 4), None)]
+    s.add(sequence("b", [6, 7]))
+    assert s.schedule().is_empty
+    s.apply(second, result(second, 3, 9, 9))  # the second guess is wrong
+    assert shape(s.schedule()) == [("a", 14, (9,), None), ("b", 0, (6, 7), None)]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from shared.engine.plan import NoToken, SampledToken, StepPlan, StepResult
 from shared.engine.sampling_params import MOST_GUESSES, Speculation
 from shared.engine.sequence import EngineSequence
-from shared.engine.speculation.draft_model import FEW_TOKENS, DraftModel
+from shared.engine.speculation.draft_model import FEW_TOKENS, MOST_CHUNK, DraftModel
 from shared.engine.speculation.drafter import Draft
 from shared.engine.speculation.gain import ARM_STEPS
 from shared.engine.speculation.model_rounds import CATCH_UP_SHARE, PROBE_EVERY
@@ -31,12 +31,13 @@ class Runner:
         self.kv: dict[tuple[int, int], int] = {}
         self.now = 0.0
         self.plans: list[StepPlan] = []
+        self.logprob = -0.2
         self._next = next_token
-        self._round_s, self._token_s = round_s, token_s
+        self.round_s, self.token_s = round_s, token_s
 
     def execute(self, plan: StepPlan) -> StepResult:
         self.plans.append(plan)
-        self.now += self._round_s + self._token_s * plan.num_tokens
+        self.now += self.round_s + self.token_s * plan.num_tokens
         sampled: list[SampledToken | NoToken] = []
         for item in plan.sequences:
             for place, token_id in enumerate(item.token_ids, item.start):
@@ -47,7 +48,7 @@ class Runner:
                 assert spec.params.structured_output is None
                 self.check(item.sequence_id, tokens)
                 token_id = self._next(tokens)
-                sampled.append(NoToken() if token_id < 0 else SampledToken(token_id, -0.2))
+                sampled.append(NoToken() if token_id < 0 else SampledToken(token_id, self.logprob))
         return StepResult(tuple(sampled))
 
     def check(self, sequence_id: str, tokens: list[int]) -> None:
@@ -144,6 +145,20 @@ def test_a_draft_that_is_right_is_asked_for_many_and_one_that_is_wrong_for_hardl
     assert len(bad._runner.plans) < 60 + 2 * 400 / PROBE_EVERY
 
 
+def test_a_guess_that_the_draft_is_surer_of_is_expected_to_be_right_more_often():
+    chances = []
+    for probability in (0.02, 0.07, 0.15, 0.25, 0.4, 0.5, 0.7, 0.8, 0.95):
+        runner, item = Runner(), sequence("a", [2] * 9, max_tokens=50)
+        runner.logprob = math.log(probability)
+        model = model_of(runner)
+        while not model.is_ready(item):
+            model.catch_up(item, PLAIN_S)
+        drafted = model.begin(item, 1)
+        model.round([drafted])
+        chances += drafted.chances
+    assert chances == sorted(set(chances))
+
+
 def test_a_round_that_takes_as_long_as_a_step_is_not_worth_it():
     model = model_of(Runner(round_s=PLAIN_S), 600, 5000)
     found = run(Speculator([], None, model), sequence("a", [2] * 9, max_tokens=4000), lambda _: 7, 300)
@@ -191,6 +206,15 @@ def test_a_prompt_that_an_answer_cannot_pay_for_is_not_computed():
     begun = len(runner.plans)
     run(speculator, sequence("b", list(range(2, 1502)), max_tokens=20), lambda _: 7, 10)
     assert len(runner.plans) == begun
+
+
+def test_a_prompts_time_is_that_of_its_steps():
+    runner = Runner(round_s=0.001, token_s=0.0002)
+    model = model_of(runner, 4000, 9000)
+    item = sequence("b", list(range(2, 3 * MOST_CHUNK)), max_tokens=20)  # two tokens less than three whole steps
+    assert model.prompt_s(item) == 0.0
+    run(Speculator([], None, model), sequence("a", [2] * 9, max_tokens=500), lambda _: 7, 60)
+    assert model.prompt_s(item) == pytest.approx(3 * runner.round_s + item.num_tokens * runner.token_s, rel=0.02)
 
 
 def test_a_prefix_that_was_computed_before_is_found():

@@ -165,6 +165,16 @@ def link_of(bytes_s: float) -> LinkRate:
     return link
 
 
+@pytest.mark.parametrize(
+    ("dtype", "least", "most"), [("bfloat16", 0.7, 0.75), ("float16", 0.85, 0.9), ("float32", 0.8, 0.9)]
+)
+def test_rates_are_those_of_a_whole_block_of_numbers_as_kv_has_them(dtype: str, least: float, most: float) -> None:
+    rates = BlockPacking(ReferencePacker(), BLOCK_BYTES, dtype).rates
+    assert least < rates.ratio < most
+    assert rates.pack_bytes_s > 0
+    assert rates.unpack_bytes_s > 0
+
+
 def test_blocks_are_packed_where_that_is_faster_than_the_link() -> None:
     rates = PackingRates(2e9, 3e9, 0.7)
     assert not LinkRate().packs(rates, 3e9)  # nothing is known

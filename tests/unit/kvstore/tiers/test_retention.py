@@ -11,7 +11,7 @@ from services.kvstore.tiers.accounts import Quotas
 from services.kvstore.tiers.arena import HostArena
 from services.kvstore.tiers.checksum import block_checksum
 from services.kvstore.tiers.disk import HEADER_BYTES, DiskTier
-from services.kvstore.tiers.lru import MOST_RETAINED, BlockLru
+from services.kvstore.tiers.lru import MIN_OFFERS, MOST_RETAINED, BlockLru
 from services.kvstore.tiers.order import PLAIN, Keep
 from services.kvstore.tiers.stack import TierStack
 from tests.unit.kvstore.tiers.blocks import BLOCK_BYTES, HASHES, block
@@ -45,6 +45,19 @@ def test_low_goes_first_then_the_others_then_the_retained() -> None:
     assert lru.victims(60) == [NAMES[5], NAMES[2], NAMES[3], NAMES[4], *NAMES[:2]]
     lru.use(NAMES[2], HOUR)
     assert lru.victims(60) == [NAMES[5], NAMES[3], NAMES[4], NAMES[0], NAMES[1], NAMES[2]]
+
+
+def test_renewing_a_block_for_ever_takes_no_more_memory() -> None:
+    clock = Clock()
+    lru = BlockLru(40, clock=clock)
+    fill(lru, NAMES[:2], HOUR)
+    for _ in range(3 * MIN_OFFERS):
+        clock.now += 1
+        lru.hit(NAMES[0])
+    assert len(lru._due) <= MIN_OFFERS
+    clock.now += 3599
+    assert lru.victims(40) == [NAMES[1], NAMES[0]]
+    assert lru.retained_bytes == 10
 
 
 def test_a_use_renews_the_time_and_after_it_the_block_goes_before_others() -> None:

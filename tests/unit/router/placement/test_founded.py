@@ -55,6 +55,17 @@ def test_a_worker_that_has_only_decoded_knows_prompts_by_another_one():
     assert see(found, "new", None) is None
 
 
+def test_a_worker_that_has_only_computed_prompts_knows_answers_by_another_one():
+    found = FoundedTimes()
+    season(found, "old", QUICK)
+    absurd = replace(QUICK, sequence_s=1.0, kv_s=1e-3)
+    prompts = StepKinds(0, 3)
+    see(found, "new", absurd, 0, 500, prompts)
+    taken = see(found, "new", absurd, 0, 200, prompts)  # a part of the queue was computed
+    assert taken is not None
+    assert taken.decode_step_s(4, 400) == pytest.approx(QUICK.decode_step_s(4, 400))
+
+
 @pytest.mark.parametrize(("own", "nearest"), [(QUICK, "quick"), (SLOW, "slow")], ids=["quick", "slow"])
 def test_cards_of_two_kinds_are_told_apart_by_what_they_do(own, nearest):
     found = FoundedTimes()

@@ -112,6 +112,14 @@ def test_a_target_keeps_a_block_of_each_group_for_each_of_its_answers(num_groups
         assert [move.target for move in found] == expected
 
 
+def test_what_moves_first_takes_room_from_what_moves_next():
+    target = desk("d1", num_free_blocks=3 * 32 - 1)
+    found = proposed(
+        MovePolicy(MoveLimits(per_worker=4, per_router=4)), draining("d0", others=[target]), answers("d0", 4)
+    )
+    assert [move.target for move in found] == ["d1", "d1"]
+
+
 def test_no_answer_moves_to_a_worker_that_loses_its_own():
     policy = MovePolicy(LIMITS)
     vacated = [desk(f"d{n}", 4, leaving=MoveCause.PREFERENCE) for n in range(2)]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.router.placement.prediction import NEWEST, CostModel, TtftPredictor
+from services.router.placement.prediction import MIN_OBSERVATIONS, NEWEST, CostModel, Reliability, TtftPredictor
 from services.router.placement.views import NO_WORK, Tier, Work
 from tests.unit.router.placement.builders import pool, prompt, view
 
@@ -103,3 +104,32 @@ def test_one_hand_off_behind_a_whole_prompt_says_little_of_the_next():
     for _ in range(NEWEST):
         predictor.observe_gap(0.2)
     assert predictor.gap_s == 0.2, "what is old is forgotten"
+
+
+def test_predictions_that_were_always_right_are_within_a_tenth_of_the_next_time():
+    """A normal distribution of the logarithm whose spread is 0.1 then."""
+    seen = Reliability()
+    for _ in range(300):
+        seen.observe(2.0, 2.0)
+    shares = [seen.share_within(limit_s, 2.0) for limit_s in (2.0 / math.e**0.1, 2.0, 2.0 * math.e**0.1)]
+    assert shares == pytest.approx([0.159, 0.5, 0.841], abs=0.01)
+    assert [seen.share_within(limit_s, 2.0) for limit_s in (0.0, math.inf)] == [0.0, 1.0]
+    assert seen.share_within(2.0, math.inf) == 0.0
+
+
+@pytest.mark.parametrize("times", [1000.0, 1e-3])
+def test_one_time_far_off_counts_as_one_of_seven_times_as_long(times: float):
+    """So that a pause of the machine does not make all predictions unreliable."""
+    seen = Reliability()
+    seen.observe(1.0, times)
+    middle = math.exp(math.copysign(0.05 * 2.0, math.log(times)))  # a twentieth of the way
+    assert seen.share_within(middle, 1.0) == pytest.approx(0.5)
+
+
+def test_a_request_is_refused_by_predictions_only_once_some_came_true():
+    seen = Reliability()
+    for number in range(MIN_OBSERVATIONS):
+        assert not seen.is_known, number
+        seen.observe(1.0, 1.0)
+        seen.observe(0.0, 1.0)  # nothing was predicted
+    assert seen.is_known

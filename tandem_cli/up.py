@@ -50,7 +50,9 @@ def up(
     if model_argument and _is_given(context, "model"):
         raise ConfigError(f"the model is given twice: {model_argument!r} and --model {model!r}", field="model")
     models = [
-        entry.model_copy(update={"adapters": find_adapters(entry.adapters)}).pools(find_model, is_first=not number)
+        entry.model_copy(update={"adapters": find_adapters(entry.adapters)}).pools(
+            find_model, is_first=not number, mode=options.mode
+        )
         for number, entry in enumerate(context.obj or ())
     ]
     if not models:

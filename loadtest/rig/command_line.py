@@ -48,6 +48,8 @@ class Option:
     def _check_number(self, name: str, value: float) -> None:
         low = -math.inf if self.at_least is None else self.at_least
         high = math.inf if self.at_most is None else self.at_most
+        # An integer of more digits than a float holds is no number that anything here can use.
+        value = math.inf if abs(value) > 1e300 else value
         if math.isfinite(value) and low <= value <= high and (self.above is None or value > self.above):
             return
         bounds = {"above": self.above, "at least": self.at_least, "at most": self.at_most}

@@ -12,7 +12,7 @@ import yaml
 
 from services.local.model_pools import ModelPools, PoolOptions, worker_prefix
 from shared.errors import ConfigError
-from shared.settings.common import AliasSettings
+from shared.settings.common import AliasSettings, Mode
 from shared.settings.group import option_names
 
 OF_A_MODEL = frozenset({"model", "served_model_name", *option_names(PoolOptions)})
@@ -28,8 +28,8 @@ class ModelEntry(PoolOptions, AliasSettings):
     model: str
     name: str = ""
 
-    def pools(self, find: FindModel, *, is_first: bool) -> ModelPools:
-        """Raises ConfigError, and what `find` does."""
+    def pools(self, find: FindModel, *, is_first: bool, mode: Mode = "auto") -> ModelPools:
+        """`mode` is the cluster's, for an entry that names none. Raises ConfigError, and what `find` does."""
         folder, found = find(self.model)
         name = self.name or found or folder.resolve().name
         return ModelPools(
@@ -37,7 +37,7 @@ class ModelEntry(PoolOptions, AliasSettings):
             model=folder,
             aliases=self.aliases,
             prefix="" if is_first else worker_prefix(name),
-            **self.values_of(PoolOptions),
+            **self.values_of(PoolOptions) | ({} if "mode" in self.model_fields_set else {"mode": mode}),
         )
 
 

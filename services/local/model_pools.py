@@ -16,8 +16,6 @@ from shared.settings.group import CheckedGroup
 
 MAX_WORKERS = 64
 """Most workers of one role and model on one machine."""
-OF_PREFILL_WORKERS = ("prefill_kv_dtype", "prefill_tp", "prefill_ep")
-"""Options by which prefill workers differ from decode workers."""
 
 
 def _usual_mode() -> Mode:
@@ -26,6 +24,16 @@ def _usual_mode() -> Mode:
 
 def _prefill_by_mode(values: Mapping[str, object]) -> int:
     return 0 if values.get("mode") == "collocated" else 1
+
+
+def _differ(values: Mapping[str, Any]) -> bool:
+    """Whether prefill workers are to differ from decode workers, by the options as they were given."""
+    of_prefill = (
+        values.get("prefill_kv_dtype", "same") != "same" or values.get("prefill_tp") or values.get("prefill_ep")
+    )
+    return bool(of_prefill) or any(
+        values.get(f"decode_{degree}") not in (None, 0, values.get(degree, 1)) for degree in ("tp", "ep")
+    )
 
 
 class PoolOptions(ModeSettings, EngineSettings, AdapterSettings, CheckedGroup):
@@ -44,9 +52,7 @@ class PoolOptions(ModeSettings, EngineSettings, AdapterSettings, CheckedGroup):
     @model_validator(mode="before")
     @classmethod
     def _choose_mode(cls, values: dict[str, Any]) -> dict[str, Any]:
-        defaults = {name: cls.model_fields[name].default for name in OF_PREFILL_WORKERS if name in cls.model_fields}
-        differ = any(values.get(name, default) != default for name, default in defaults.items())
-        return {"mode": "disaggregated", **values} if differ else values
+        return {"mode": "disaggregated", **values} if _differ(values) else values
 
     @model_validator(mode="after")
     def _check_prefill(self) -> PoolOptions:
@@ -77,7 +83,7 @@ class ModelPools(PoolOptions, AliasSettings):
     model: Path
     """Model folder in Hugging Face layout."""
     mode: Mode = "disaggregated"
-    """As of the options; code that starts a cluster says so where it wants another."""
+    """Code gets two pools unless it names a mode."""
     prefix: str = ""
     """What its workers' and store nodes' names begin with: nothing for a cluster's first model."""
 

@@ -109,7 +109,7 @@ class ClusterSpec(ClusterOptions, AliasSettings):
     device: str = CPU
     """As of the options; code that starts a cluster says so where it wants GPUs."""
     mode: Mode = "disaggregated"
-    """As of the options; code that starts a cluster says so where it wants another."""
+    """Code gets two pools unless it names a mode."""
     restart: bool = False
     """As of the options; code that starts a cluster looks after its processes itself."""
     hang_timeout_s: float = Field(default=30.0, gt=0)

@@ -72,9 +72,14 @@ def test_workers_do_both_unless_prefill_workers_are_to_differ(serve: Any) -> Non
         "auto",
         ["worker-0", "worker-1", "worker-2"],
     )
-    for flags in (["--prefill-tp", "2"], ["--prefill-ep", "2"], ["--kv-dtype", "int8", "--prefill-kv-dtype", "bf16"]):
+    unequal = (["--prefill-tp", "2"], ["--decode-tp", "2"], ["--prefill-ep", "2"])
+    for flags in (*unequal, ["--kv-dtype", "int8", "--prefill-kv-dtype", "bf16"]):
         assert serve("tp: 4\nep: 4\n", *flags).status == 0
         assert Recorded.spec.mode == "disaggregated"
+        assert serve("tp: 4\nep: 4\nmodels: [{model: a}]\n", *flags).status == (2 if "bf16" in flags else 0)
+        assert Recorded.spec.mode == "disaggregated"
+    assert serve("tp: 4\n", "--decode-tp", "4").status == 0
+    assert Recorded.spec.mode == "auto"
     refused = serve("mode: auto\n", "--prefill-tp", "2")
     assert (refused.status, "prefill_tp is set, but no worker is a prefill worker" in refused.err) == (2, True)
     several = "models: [{model: a}, {model: b, kv_dtype: int8, prefill_kv_dtype: fp32}]\n"

@@ -15,7 +15,7 @@ from loadtest.workloads.trace import BLOCK_LEN as BLOCK_LEN
 from loadtest.workloads.trace import TraceRequest, open_trace, trace_error
 
 _MOST_MS = 1e15
-"""Latest time; seconds of so many still tell one millisecond from the next."""
+"""Latest time of a request, seconds: up to here a float holds every millisecond."""
 
 
 def read_mooncake(path: Path) -> Iterator[TraceRequest]:

@@ -1,7 +1,7 @@
 """Sows a sample of mutants: `python -m tests.mutation --count 420 --out out/mutation`. Exit status 1 below the score.
 
 `--again` takes an earlier run's results and tries its survivors once more, after tests were added, but for those that
-are judged. `--continue` goes on with a run that was interrupted.
+are judged. `--continue` resumes an interrupted run.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _judged() -> dict[str, str]:
 
 
 def _open(earlier: list[Result], wanted: set[str]) -> list[Mutant]:
-    """Survivors of these targets, or of all, that nobody has judged."""
+    """Survivors of these targets, or of all, without an entry in judged.json."""
     judged = _judged()
     survivors = [each for each in earlier if each.outcome is Outcome.SURVIVED and each.name not in judged]
     return [each.mutant for each in survivors if not wanted or each.mutant.target in wanted]

@@ -77,7 +77,7 @@ async def test_an_error_or_a_cancel_comes_when_no_thread_reads_any_more() -> Non
 
 
 class NoSums:
-    """Of a pool whose blocks nobody reads."""
+    """Blocks of a pool that no test reads from."""
 
     def of(self, block_ids: Sequence[int]) -> list[int]:
         raise AssertionError("nothing is read")

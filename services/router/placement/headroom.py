@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple
 
-from services.router.placement.beside import DEFAULT_BUDGET, Pace, pace_of
+from services.router.placement.beside import DEFAULT_BUDGET, Beside, Pace, pace_of
 from services.router.placement.demand import Demand, Mix
 from services.router.placement.views import WorkerView
 from shared.engine.scheduler.pacing import AIM, GAP_TARGETS
@@ -46,13 +46,17 @@ class Kind(NamedTuple):
     """Tokens of prompts a second, with no answers."""
     most_answers: float = 0.0
     """Most answers that the target for TPOT and the blocks allow."""
+    answer_rate: float = 0.0
+    """Tokens of answers a second with that many, where no prompt is computed beside."""
 
     def at(self, mix: Mix, step_s: float) -> Kind:
         """The same workers with this mix, where steps beside answers may take that long."""
         room = self.num_tokens / (mix.context_len + mix.output_len / 2)
         most = min(_most_answers(self.times, mix.context_len, step_s), room, self.max_num_seqs)
-        rate = _prompt_rate(self.prompt_times, mix, self.budget)
-        return self._replace(prompt_rate=rate, most_answers=max(0.0, most))
+        rate, most = _prompt_rate(self.prompt_times, mix, self.budget), max(0.0, most)
+        decode_s = Beside(self.times, most, most * mix.context_len, math.inf, self.budget).decode_s
+        answer_rate = most / decode_s if decode_s else 0.0
+        return self._replace(prompt_rate=rate, most_answers=most, answer_rate=answer_rate)
 
 
 class Headroom:
@@ -79,16 +83,20 @@ class Headroom:
         if room <= 0:
             return 0.0
         pure, tokens_s = sum(rest * kind.prompt_rate for kind, _, rest in shares), mix.tokens_s
+        # Where blocks leave room for fewer answers than the target does, these take no longer than their own steps,
+        # unless prompts are computed beside.
+        answer_rate = sum(num * kind.answer_rate for kind, num, _ in shares)
+        apart = min(pure / tokens_s, answer_rate * self._step_s / answers)
         low, high = 0.0, room / answers
         if pure + self._beside(shares, 1.0, mix) >= high * tokens_s:
-            return high
+            return max(high, apart)
         for _ in range(14):
             middle = (low + high) / 2
             if pure + self._beside(shares, middle * answers / room, mix) >= middle * tokens_s:
                 low = middle
             else:
                 high = middle
-        return low
+        return max(low, apart)
 
     def left_by_hand_off(self, count: int, size: int, mix: Mix) -> float:
         """The share of both targets that is left to the steps of a request that is handed over; 1 where all do both."""

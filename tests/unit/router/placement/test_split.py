@@ -92,6 +92,18 @@ def test_slow_arithmetic_decodes():
     assert sum(name.startswith("slow") for name in chosen) >= min(4, len(chosen))
 
 
+def test_answers_that_blocks_bound_take_no_longer_than_their_own_steps():
+    # 90 % of these blocks hold 20 answers of 1,000 + 100 tokens: steps of 7 ms where the target allows 45.
+    few = {"num_free_blocks": 1458, "num_total_blocks": 1458}
+    controller = SplitController(0.05)
+    now_s = told(controller, 1000, 100, 20.0, 0.0)
+    [only] = controller.headroom.kinds(fleet(1, **few), controller.demand.mix(now_s), GROUPS, ())
+    steps_s = 0.5e-3 + 6e-3 + only.most_answers * (27e-6 + 1050 * 50e-9)
+    assert only.most_answers == pytest.approx(20, rel=0.05)
+    headroom = controller.headrooms(fleet(4, **few), GROUPS, now_s)
+    assert headroom[1] == pytest.approx(only.most_answers / steps_s / (20.0 * 100), rel=0.1)
+
+
 def test_a_new_mix_is_followed_within_thirty_seconds():
     controller, views = SplitController(TPOT_S), fleet(16)
     now_s = told(controller, 4000, 64, 20.0, 0.0, 120.0)

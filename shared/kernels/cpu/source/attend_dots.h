@@ -1,5 +1,9 @@
 // The products of a prompt's attention by AVX512-BF16: keys and values are the broadcast side, as in attend_many.h. Keys
 // are multiplied where they lie, pairs over dim; values are laid out as pairs over keys.
+//
+// Up to 16 rows, a step's that checks guesses, use what is laid out once, and laying it out takes a share of their time. So
+// their values are paired in registers, and weights are the broadcast side. Meanwhile their sums lie in squares of 16
+// dimensions and rows that are turned.
 #pragma once
 
 #include "attend_pairs.h"
@@ -50,11 +54,15 @@ class DotProducts {
   template <typename KV>
   static int64_t words(int64_t dim) { return (2 * kKeys + 16) * dim / 2; }
 
+  explicit DotProducts(int64_t rows) : few_(rows <= 16) {}
+
   template <typename KV>
   void lay(const Pool<KV>& pool, int64_t first, int64_t count, int64_t end, uint32_t* laid) {
     const int64_t dim = pool.s.dim;
     upcoming_.list(pool, first + kKeys, std::min(end, first + 2 * kKeys));
     bf16 *keys = copied_keys(laid, dim), *opened = keys + kKeys * dim;
+    count_ = count;
+    if (few_) return list_values(pool, first, keys, (bf16*)laid);
     pool.runs(first, first + count, 16, [&](Run<KV> run, int64_t position, int64_t n) {
       const Run<KV> values = run.moved(pool.to_values());
       if (!lie_as_needed(pool)) open_rows(run.rows, n, dim, keys + (position - first) * dim);
@@ -88,6 +96,7 @@ class DotProducts {
 
   void add(
       const uint32_t* laid, const uint32_t* weights, int64_t from, int64_t to, int64_t dim, float* sums, int64_t lanes) {
+    if (few_) return add_to_few((const float*)weights, from, to, dim, sums);
     const float *values = (const float*)laid + from * dim / 2, *b = (const float*)weights + from / 2 * kColumns;
     const int64_t pairs = (to - from) / 2;
     const Tiles tiles(dim);
@@ -97,6 +106,22 @@ class DotProducts {
         const int64_t d = tiles.first(t);
         multiply(values + d, dim, b, pairs, sums + d * kColumns, upcoming_.take((pairs + kLines - 1) / kLines));
       });
+  }
+
+  void fade(float* sums, int64_t dim, Floats by) const {
+    if (!few_) return fade_columns(sums, dim, by);
+    alignas(64) float of_rows[16];
+    store(of_rows, by);
+    for (int64_t d = 0; d < dim; d += 16, sums += 16 * kColumns)
+      for (int64_t r = 0; r < 16; r++) store(sums + r * kColumns, load(sums + r * kColumns) * all(of_rows[r]));
+  }
+  void finish(float* sums, int64_t dim) const {
+    for (int64_t d = 0; few_ && d < dim; d += 16, sums += 16 * kColumns) {
+      Words v[16];
+      for (int r = 0; r < 16; r++) v[r] = load_words(sums + r * kColumns);
+      transpose16(v);
+      for (int r = 0; r < 16; r++) store_words(sums + r * kColumns, v[r]);
+    }
   }
 
  private:
@@ -166,5 +191,62 @@ class DotProducts {
     store_sums(sums, c);
   }
 
+  // Where pairs of values lie: in the pool or, opened, in `room`, as one that is the last one alone.
+  template <typename KV>
+  void list_values(const Pool<KV>& pool, int64_t first, bf16* keys, bf16* room) {
+    const int64_t dim = pool.s.dim;
+    pool.runs(first, first + count_, 16, [&](Run<KV> run, int64_t position, int64_t n) {
+      const int64_t t = position - first;
+      if (!lie_as_needed(pool)) open_rows(run.rows, n, dim, keys + t * dim);
+      const KV* values = run.moved(pool.to_values()).rows;
+      if (kIsCode<KV> || t + n == count_) open_rows(values, n, dim, room + t * dim);
+      for (int64_t i = 0; i < n; i += 2) {
+        pairs_[(t + i) / 2] = room + (t + i) * dim;
+        if constexpr (sizeof(KV) == 2)
+          if (t + n < count_) pairs_[(t + i) / 2] = (const bf16*)values + i * dim;
+      }
+    });
+    if (count_ % 2) std::memset(room + count_ * dim, 0, dim * sizeof(bf16));
+  }
+
+  void add_to_few(const float* weights, int64_t from, int64_t to, int64_t dim, float* sums) {
+    const int64_t pairs = (std::min(to, count_) - from + 1) / 2;
+    for (int64_t d = 0; d < dim; d += 32)
+      for (int64_t row = 0; row < 16; row += kGrain)
+        add_eight(
+            pairs_ + from / 2, d, dim, weights + from / 2 * kColumns + row, pairs, sums + (d + row) * kColumns,
+            upcoming_.take((pairs + kLines - 1) / kLines));
+  }
+  // Eight rows' sums of 32 dimensions from `d` on, two squares.
+  __attribute__((noinline)) static void add_eight(
+      const bf16* const* values, int64_t d, int64_t dim, const float* weights, int64_t pairs, float* c,
+      const char* const* ahead) {
+    constexpr int64_t kSquare = 16 * kColumns;
+    Floats sums[kGrain][2];
+#pragma GCC unroll 8
+    for (int r = 0; r < kGrain; r++)
+#pragma GCC unroll 2
+      for (int v = 0; v < 2; v++) sums[r][v] = load(c + v * kSquare + r * kColumns);
+    for (int64_t piece = 0; piece < pairs; piece += kLines, ahead++)
+      for (int64_t i = piece; i < std::min(piece + kLines, pairs); i++, weights += kColumns) {
+        __builtin_prefetch(*ahead + 64 * (i - piece), 0, 2);
+        Words low, high;
+        zip_halves(load_words(values[i] + d), load_words(values[i] + dim + d), low, high);
+#pragma GCC unroll 8
+        for (int r = 0; r < kGrain; r++) {
+          const Floats w = all(weights[r]);
+          sums[r][0] = PairsOfBf16::plus(sums[r][0], w, as_floats(low));
+          sums[r][1] = PairsOfBf16::plus(sums[r][1], w, as_floats(high));
+        }
+      }
+#pragma GCC unroll 8
+    for (int r = 0; r < kGrain; r++)
+#pragma GCC unroll 2
+      for (int v = 0; v < 2; v++) store(c + v * kSquare + r * kColumns, sums[r][v]);
+  }
+
+  const bool few_;
+  int64_t count_ = 0;              // keys of the tile
+  const bf16* pairs_[kKeys / 2];  // of values
   Upcoming upcoming_;
 };

@@ -3,7 +3,7 @@
 // bf16; sums, and the softmax between the two products, are fp32. It runs down vectors. Codes are bf16 numbers too:
 // scores are multiplied by the keys' scales, weights by the values' before they are rounded.
 //
-// Products, one for a task, has
+// Products, one for a task of so many rows, has
 //   kKeys              keys of a tile: sums are loaded and stored once for all of them
 //   kGrain             keys that are multiplied at a time, a multiple of 4: parts of a tile are whole such grains
 //   fits(shape)        whether it can read what lies in such a pool
@@ -13,6 +13,8 @@
 //                      rows in the first `lanes` columns; what comes out for keys past `count` may be anything: they are
 //                      not seen
 //   add(laid, weights, from, to, dim, sums, lanes): sums [dim][32] += values times weights
+//   fade(sums, dim, by): 16 lanes of sums times 16 numbers
+//   finish(sums, dim): what lay otherwise meanwhile now is [dim][32]
 #pragma once
 
 #include "attend_many.h"
@@ -40,10 +42,10 @@ struct PairScratch {
   }
 };
 
-// `count` rows of codes, one behind the other, as bf16, which has them exactly.
+// `count` rows of numbers that bf16 has exactly, codes or its own, one behind the other: the upper halves of them.
 template <typename KV>
 void open_rows(const KV* codes, int64_t count, int64_t dim, bf16* rows) {
-  for (int64_t i = 0; i < count * dim; i += 16) store16(rows + i, load16(codes + i));
+  for (int64_t i = 0; i < count * dim; i += 16) store_halves(rows + i, shift_right<16>(as_words(load16(codes + i))));
 }
 
 // 2^x for -126 <= x <= 0 to 1 part in 13000, which bf16 does not show: a polynomial of degree 3, least in relative
@@ -69,11 +71,12 @@ struct Seen {
 };
 
 // 16 lanes of scores of keys [from, to) become pairs of weights, [key / 2][32], in their place: as softmax_lanes. `scale`:
-// to powers of 2; `value_scales`: where Scaled, factors of the weights; their sum is of those without.
-template <bool Scaled>
+// to powers of 2; `value_scales`: where Scaled, factors of the weights; their sum is of those without. `fade` is called
+// with what sums so far are to be multiplied by, where that is not 1.
+template <bool Scaled, typename F>
 void softmax_pairs(
     float* scores, const float* value_scales, int64_t from, int64_t to, Floats scale, const Seen& seen, float* best,
-    float* total, float* sums, int64_t dim) {
+    float* total, F&& fade) {
   const Floats none = all(-std::numeric_limits<float>::infinity()), least = all(-126.0f);
   const int64_t first = std::clamp(seen.first, from, to), last = std::clamp(seen.last, first, to);
   // f(begin, end, whether rows may not see some of these keys)
@@ -109,11 +112,15 @@ void softmax_pairs(
       sum = sum + (even + odd);
     }
   });
-  const Floats gap = before - shift, fade = keep(not_less(gap, least), exp2_16(larger(least, gap)));
-  store(total, plus_product(sum, load(total), fade));
+  const Floats gap = before - shift, left = keep(not_less(gap, least), exp2_16(larger(least, gap)));
+  store(total, plus_product(sum, load(total), left));
   store(best, top);
-  if (any_differs(top, before))
-    for (int64_t d = 0; d < dim; d++) store(sums + d * kColumns, load(sums + d * kColumns) * fade);
+  if (any_differs(top, before)) fade(left);
+}
+
+// 16 columns of sums [dim][32] times 16 numbers.
+inline void fade_columns(float* sums, int64_t dim, Floats by) {
+  for (int64_t d = 0; d < dim; d++) store(sums + d * kColumns, load(sums + d * kColumns) * by);
 }
 
 // One tile of `count` keys against one block of query rows, which `lanes` columns hold.
@@ -145,7 +152,7 @@ void attend_pair_block(
     const Seen seen{s.first_seen(positions + half, first), high, seen_from, seen_to};
     softmax_pairs<kIsCode<KV>>(
         scores + half, scratch.value_scales, from, to, scale, seen, scratch.best + lane + half,
-        scratch.total + lane + half, sums + half, dim);
+        scratch.total + lane + half, [&](Floats by) { products.fade(sums + half, dim, by); });
   }
   products.add(scratch.laid, (const uint32_t*)scores, from, to, dim, sums, lanes);
 }
@@ -184,7 +191,7 @@ void attend_pairs(
       for (int i = 0; i < 16; i++) store_words(target + i * kColumns, v[i]);
     }
   std::memset(scratch.sums, 0, lanes * dim * sizeof(float));
-  Products products;
+  Products products(rows);
   const int64_t end = start + count;  // keys below it are seen by some row
   for (int64_t first = s.first_seen(start) / Products::kKeys * Products::kKeys; first < end; first += Products::kKeys) {
     const int64_t keys = std::min(Products::kKeys, end - first);
@@ -193,5 +200,6 @@ void attend_pairs(
     for (int64_t block = 0; block < scratch.blocks; block++)
       attend_pair_block(products, pool, first, keys, block, lanes_of(rows, block), scratch);
   }
+  products.finish(scratch.sums, dim);
   put_pair_rows(out, scratch.offsets, rows, dim, scratch.sums, scratch.total);
 }

@@ -15,7 +15,7 @@ struct TileProducts {
   static int64_t words(int64_t dim) { return kKeys * dim / 2 + (kIsCode<KV> ? (kKeys + kPairKeys) * dim / 2 : 0); }
 
   TwoByTwo tiles;
-  TileProducts() { tiles.shape(16, 16); }
+  explicit TileProducts(int64_t) { tiles.shape(16, 16); }
 
   // `count` keys' values, transposed; the rest of the last 32 is zero.
   template <typename KV>
@@ -91,6 +91,9 @@ struct TileProducts {
       TILE_STORE(3, c + 16 * kColumns + 16, 128);
     }
   }
+
+  static void fade(float* sums, int64_t dim, Floats by) { fade_columns(sums, dim, by); }
+  static void finish(float*, int64_t) {}
 
   // Of 16 columns, two tiles at a time.
   template <typename F>

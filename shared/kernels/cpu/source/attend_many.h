@@ -18,17 +18,18 @@ constexpr int64_t kTile = 64;  // keys
 struct Scratch {
   float *query, *sums, *best, *total, *keys, *values, *scores;  // query, sums: [block][dim][32]; best, total: [rows]
   float *key_scales, *value_scales;                              // [kTile], of codes
-  int32_t* positions;                                            // [rows]
+  int32_t *positions, *offsets;                                  // [rows]
   int64_t blocks;
 
   Scratch(Workspace& workspace, int64_t rows, int64_t dim) : blocks((rows + kColumns - 1) / kColumns) {
     const int64_t lanes = blocks * kColumns;
-    query = workspace.floats(2 * lanes * dim + 3 * lanes + 2 * kTile * dim + kTile * (kColumns + 2));
+    query = workspace.floats(2 * lanes * dim + 4 * lanes + 2 * kTile * dim + kTile * (kColumns + 2));
     sums = query + lanes * dim;
     best = sums + lanes * dim;
     total = best + lanes;
     positions = (int32_t*)(total + lanes);
-    keys = total + 2 * lanes;            // [dim][kTile]
+    offsets = positions + lanes;
+    keys = total + 3 * lanes;            // [dim][kTile]
     values = keys + kTile * dim;         // [kTile][dim]
     scores = values + kTile * dim;       // [kTile][32]
     key_scales = scores + kTile * kColumns;
@@ -185,17 +186,26 @@ void attend_tile(const Shape& s, int64_t first, int64_t block, int64_t lanes, co
   multiply_rows(dim, scratch.values, dim, scratch.scores, kTile, sums, true, lanes);
 }
 
-// Where a row, a query token's one head, lies in a step's query and output.
+// For each of `lanes` rows, a query token's one head: its position, where it lies in the step's query and output, and the
+// state before any key. Lanes past the last row repeat it.
 template <typename KV>
-int64_t offset_of(const Pool<KV>& pool, int64_t row) {
-  const int64_t group = pool.s.group();
-  return row / group * pool.s.width() + (pool.head * group + row % group) * pool.s.dim;
+void place_rows(
+    const Pool<KV>& pool, int64_t start, int64_t rows, int64_t lanes, int32_t* positions, int32_t* offsets, float* best,
+    float* total) {
+  const Shape& s = pool.s;
+  for (int64_t lane = 0, token = 0, head = pool.head * s.group(); lane < lanes; lane++) {
+    positions[lane] = int32_t(start + token);
+    offsets[lane] = int32_t(token * s.width() + head * s.dim);
+    best[lane] = s.first_best(head, -std::numeric_limits<float>::infinity());
+    total[lane] = s.first_total();
+    if (lane + 1 >= rows) continue;
+    if (++head == (pool.head + 1) * s.group()) head -= s.group(), token++;
+  }
 }
 
-// sums [block][dim][32] over totals [rows], to rows of `out`.
-template <typename T, typename KV>
-void put_rows(const Pool<KV>& pool, T* out, int64_t rows, const float* sums, const float* total) {
-  const int64_t dim = pool.s.dim;
+// sums [block][dim][32] over totals [rows], to rows at `offsets` of `out`.
+template <typename T>
+void put_rows(T* out, const int32_t* offsets, int64_t rows, int64_t dim, const float* sums, const float* total) {
   for (int64_t lane = 0; lane < rows; lane += 16) {
     const Floats inverse = all(1.0f) / load(total + lane);
     for (int64_t d = 0; d < dim; d += 16) {
@@ -203,7 +213,7 @@ void put_rows(const Pool<KV>& pool, T* out, int64_t rows, const float* sums, con
       Words v[16];
       for (int i = 0; i < 16; i++) v[i] = as_words(load(source + i * kColumns) * inverse);
       transpose16(v);
-      for (int i = 0; i < 16 && lane + i < rows; i++) store16(out + offset_of(pool, lane + i) + d, as_floats(v[i]));
+      for (int i = 0; i < 16 && lane + i < rows; i++) store16(out + offsets[lane + i] + d, as_floats(v[i]));
     }
   }
 }
@@ -212,31 +222,25 @@ void put_rows(const Pool<KV>& pool, T* out, int64_t rows, const float* sums, con
 template <typename T, typename KV>
 void attend_many(const Pool<KV>& pool, const T* query, T* out, int64_t start, int64_t count, Workspace& workspace) {
   const Shape& s = pool.s;
-  const int64_t group = s.group(), rows = count * group, dim = s.dim;
+  const int64_t rows = count * s.group(), dim = s.dim;
   const Scratch scratch(workspace, rows, dim);
   const Floats scale = all(s.scale * 1.44269504f);  // to powers of 2
-  for (int64_t lane = 0; lane < scratch.blocks * kColumns; lane += 16) {
-    for (int i = 0; i < 16; i++) {
-      scratch.positions[lane + i] = int32_t(start + std::min(lane + i, rows - 1) / group);
-      const int64_t head = pool.head * group + std::min(lane + i, rows - 1) % group;
-      scratch.best[lane + i] = s.first_best(head, -std::numeric_limits<float>::infinity());
-      scratch.total[lane + i] = s.first_total();
-    }
+  const int64_t lanes = scratch.blocks * kColumns;
+  place_rows(pool, start, rows, lanes, scratch.positions, scratch.offsets, scratch.best, scratch.total);
+  for (int64_t lane = 0; lane < lanes; lane += 16)
     for (int64_t d = 0; d < dim; d += 16) {
       Words v[16];
-      for (int i = 0; i < 16; i++)  // lanes past the last row repeat it
-        v[i] = as_words(load16(query + offset_of(pool, std::min(lane + i, rows - 1)) + d) * scale);
+      for (int i = 0; i < 16; i++) v[i] = as_words(load16(query + scratch.offsets[lane + i] + d) * scale);
       transpose16(v);
       float* target = scratch.query + lane / kColumns * kColumns * dim + d * kColumns + lane % kColumns;
       for (int i = 0; i < 16; i++) store_words(target + i * kColumns, v[i]);
     }
-  }
-  std::memset(scratch.sums, 0, scratch.blocks * kColumns * dim * sizeof(float));
+  std::memset(scratch.sums, 0, lanes * dim * sizeof(float));
   const int64_t end = start + count;  // keys below it are seen by some row
   for (int64_t first = s.first_seen(start) / kTile * kTile; first < end; first += kTile) {
     load_tile(pool, first, std::min(kTile, end - first), end, scratch);
     for (int64_t block = 0; block < scratch.blocks; block++)
       attend_tile<kIsCode<KV>>(s, first, block, lanes_of(rows, block), scratch);
   }
-  put_rows(pool, out, rows, scratch.sums, scratch.total);
+  put_rows(out, scratch.offsets, rows, dim, scratch.sums, scratch.total);
 }

@@ -7,18 +7,15 @@
 constexpr int64_t kPairKeys = 32;  // keys of a product's depth
 
 struct TileProducts {
-  static constexpr int64_t kKeys = 256;
+  static constexpr int64_t kKeys = 256, kGrain = kPairKeys;
 
   static bool fits(const Shape& s) { return s.dim % 32 == 0 && s.block_size % 16 == 0 && s.scale > 0.0f; }
   // Values, [key / 32][dim][32]; of codes also the opened keys, [key][dim], and 32 opened values.
   template <typename KV>
   static int64_t words(int64_t dim) { return kKeys * dim / 2 + (kIsCode<KV> ? (kKeys + kPairKeys) * dim / 2 : 0); }
 
-  struct Held {
-    TwoByTwo tiles;
-    Held() { tiles.shape(16, 16); }
-  };
-  static Held begin() { return {}; }
+  TwoByTwo tiles;
+  explicit TileProducts(int64_t) { tiles.shape(16, 16); }
 
   // `count` keys' values, transposed; the rest of the last 32 is zero.
   template <typename KV>
@@ -94,6 +91,9 @@ struct TileProducts {
       TILE_STORE(3, c + 16 * kColumns + 16, 128);
     }
   }
+
+  static void fade(float* sums, int64_t dim, Floats by) { fade_columns(sums, dim, by); }
+  static void finish(float*, int64_t) {}
 
   // Of 16 columns, two tiles at a time.
   template <typename F>

@@ -11,8 +11,6 @@
 
 #include "direct.h"
 
-// What a packed weight is made of, as one number: bits + 16 has_zeros + 32 rounds_rows + 256 group; 0: of panels.h.
-// rounds_rows: rows are rounded to codes too, and multiplied as rounded.h says.
 struct Span {  // k [k, k + depth), of one group
   int64_t number, k, depth;
   const std::byte* head;  // of a panel's group
@@ -21,6 +19,8 @@ struct CodedSpan : Span {
   const std::byte* codes;
 };
 
+// What a packed weight is made of, as one number: bits + 16 has_zeros + 32 rounds_rows + 256 group; 0: of panels.h.
+// rounds_rows: rows are rounded to codes too, and multiplied as rounded.h says.
 struct Form {
   int64_t bits, has_zeros, rounds_rows, group;
 
@@ -253,7 +253,7 @@ __attribute__((always_inline)) inline void scaled_pass(
   for (int r = 0; r < R; r++)
 #pragma GCC unroll 2
     for (int v = 0; v < V; v++) parts[r][v] = zeros();
-  add_products<R, V, Of, true>(parts, a, R, b, k, ahead);
+  add_products<R, V, Of, true>(parts, a, R, b, k, ahead, R);
 #pragma GCC unroll 2
   for (int v = 0; v < V; v++) {
     const Floats scale = load(scales + 16 * v), of_part = scale * all(unit);

@@ -30,15 +30,16 @@ struct PairsOfBf16 {
 };
 #endif
 
-// sums[R][V] += a b: a(r, j) at a[j * a_step + r], b(j, .) at b[j * 32]. With Fetches, as much as a takes is fetched from
-// `ahead` on into the second cache.
+// sums[R][V] += a b: a(r, j) at a[j * a_step + r], b(j, .) at b[j * 32]. With Fetches, `ahead` and so on, `ahead_step`
+// apart, are fetched into the second cache.
 template <int R, int V, typename Of, bool Fetches = false>
 __attribute__((always_inline)) inline void add_products(
-    Floats (&sums)[R][V], const float* a, int64_t a_step, const float* b, int64_t k, const float* ahead = nullptr) {
+    Floats (&sums)[R][V], const float* a, int64_t a_step, const float* b, int64_t k, const float* ahead = nullptr,
+    int64_t ahead_step = 0) {
   for (int64_t j = 0; j < k; j++, a += a_step, b += kColumns) {
     if constexpr (Fetches) {
       __builtin_prefetch(ahead, 0, 2);
-      ahead += R;
+      ahead += ahead_step;
     }
     Floats column[V];
 #pragma GCC unroll 2
@@ -52,26 +53,35 @@ __attribute__((always_inline)) inline void add_products(
   }
 }
 
+template <int R, int V>
+__attribute__((always_inline)) inline void load_sums(Floats (&sums)[R][V], const float* c) {
+#pragma GCC unroll 14
+  for (int r = 0; r < R; r++)
+#pragma GCC unroll 2
+    for (int v = 0; v < V; v++) sums[r][v] = load(c + r * kColumns + 16 * v);
+}
+template <int R, int V>
+__attribute__((always_inline)) inline void store_sums(const Floats (&sums)[R][V], float* c) {
+#pragma GCC unroll 14
+  for (int r = 0; r < R; r++)
+#pragma GCC unroll 2
+    for (int v = 0; v < V; v++) store(c + r * kColumns + 16 * v, sums[r][v]);
+}
+
 // c[R][16 V] (+)= a b in fp32, c(r, .) at c[r * 32].
 template <int R, int V, typename Of>
 __attribute__((always_inline)) inline void multiply_pass(
     const float* a, int64_t a_step, const float* b, int64_t k, float* c, bool add) {
   Floats sums[R][V];
   if (add)
-#pragma GCC unroll 14
-    for (int r = 0; r < R; r++)
-#pragma GCC unroll 2
-      for (int v = 0; v < V; v++) sums[r][v] = load(c + r * kColumns + 16 * v);
+    load_sums(sums, c);
   else
 #pragma GCC unroll 14
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 2
       for (int v = 0; v < V; v++) sums[r][v] = zeros();
   add_products<R, V, Of>(sums, a, a_step, b, k);
-#pragma GCC unroll 14
-  for (int r = 0; r < R; r++)
-#pragma GCC unroll 2
-    for (int v = 0; v < V; v++) store(c + r * kColumns + 16 * v, sums[r][v]);
+  store_sums(sums, c);
 }
 
 // All 32 columns, in two passes where the registers do not hold their sums.

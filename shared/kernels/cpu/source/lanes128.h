@@ -229,6 +229,16 @@ inline void zip(Words a, Words b, Words& low, Words& high) {
   high = four<Words>([&](int i) { return zipped(i + 4); });
   low = first;
 }
+// The same of 16 bits each.
+inline void zip_halves(Words a, Words b, Words& low, Words& high) {
+  const auto zipped = [&](int i) {
+    const uint16x8_t x = vreinterpretq_u16_u32(a.at[i / 2]), y = vreinterpretq_u16_u32(b.at[i / 2]);
+    return vreinterpretq_u32_u16(i % 2 ? vzip2q_u16(x, y) : vzip1q_u16(x, y));
+  };
+  const Words first = four<Words>(zipped);
+  high = four<Words>([&](int i) { return zipped(i + 4); });
+  low = first;
+}
 
 // 4 x 4 squares of 4 x 4 words: each is turned, and takes the place of the one across the diagonal.
 inline void transpose16(Words (&v)[16]) {

@@ -222,6 +222,15 @@ inline void zip(Words a, Words b, Words& low, Words& high) {
   low = zip8(a.low, b.low);
   high = zip8(a.high, b.high);
 }
+// The same of 16 bits each.
+inline Words zip16(__m256i a, __m256i b) {
+  const __m256i low = _mm256_unpacklo_epi16(a, b), high = _mm256_unpackhi_epi16(a, b);
+  return {_mm256_permute2x128_si256(low, high, 0x20), _mm256_permute2x128_si256(low, high, 0x31)};
+}
+inline void zip_halves(Words a, Words b, Words& low, Words& high) {
+  low = zip16(a.low, b.low);
+  high = zip16(a.high, b.high);
+}
 
 inline void transpose16(Words (&v)[16]) {
   Words t[16];

@@ -126,6 +126,18 @@ inline void zip(Words a, Words b, Words& low, Words& high) {
   high = _mm512_permutex2var_epi32(a, _mm512_add_epi32(places, _mm512_set1_epi32(8)), b);
 }
 
+// The same of 16 bits each.
+inline void zip_halves(Words a, Words b, Words& low, Words& high) {
+  static constexpr struct Places {
+    uint16_t of[64];
+    constexpr Places() : of() {
+      for (int i = 0; i < 64; i++) of[i] = uint16_t(i / 2 + i % 2 * 32);
+    }
+  } places;
+  low = _mm512_permutex2var_epi16(a, load_words(places.of), b);
+  high = _mm512_permutex2var_epi16(a, load_words(places.of + 32), b);
+}
+
 // Rows and columns of 16 x 16 words exchanged, in four rounds of neighbours at distance 1, 2, 4, 8.
 inline void transpose16(Words (&v)[16]) {
   __m512i t[16];

@@ -57,7 +57,7 @@ class Design:
     splits: Sequence[System]
     """The other fixed systems."""
     adaptive: System | None
-    """Compared with the best fixed one; it knows the targets."""
+    """Compared with the best fixed one; it knows the targets. Or the system whose workers guess, likewise."""
     chunks: Sequence[str]
     """Budgets to try for every fixed system, or TIME."""
     rounds: int

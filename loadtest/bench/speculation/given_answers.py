@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple
@@ -97,8 +96,13 @@ class StepTimes:
 class GivenAnswers:
     """A `StepRunner` that computes as another one and chooses the tokens of given answers."""
 
-    def __init__(self, runner: StepRunner, answers: dict[str, Sequence[int]] | None = None) -> None:
+    def __init__(
+        self, runner: StepRunner, clock: Callable[[], float], answers: dict[str, Sequence[int]] | None = None
+    ) -> None:
+        """`clock`: in seconds."""
         self._runner = runner
+        self.clock = clock
+        """Of `times`."""
         self.answers: dict[str, Sequence[int]] = {} if answers is None else answers
         """By sequence id."""
         self.times: StepTimes | None = None
@@ -124,7 +128,7 @@ class GivenAnswers:
 
     def launch(self, plan: StepPlan) -> LaunchedStep:
         """See `StepRunner`."""
-        launched_s = time.perf_counter()
+        launched_s = self.clock()
         return _Given(self._runner.launch(plan), plan, self, launched_s)
 
 
@@ -139,7 +143,7 @@ class _Given:
         self.step.result()
         times, answers = self.runner.times, self.runner.answers
         if times is not None and not self.runner.is_async:
-            times.ended(self.plan, id(self.runner), self.launched_s, time.perf_counter())
+            times.ended(self.plan, id(self.runner), self.launched_s, self.runner.clock())
         given = [
             answers[item.sequence_id][spec.position - item.num_prompt_tokens]
             for item in self.plan.sequences

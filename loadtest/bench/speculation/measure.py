@@ -19,7 +19,7 @@ from typing import Annotated
 import torch
 
 from loadtest.bench.peers.ours import BLOCK_SIZE
-from loadtest.bench.speculation.draft_pair import answer_of, paired_draft, paired_steps
+from loadtest.bench.speculation.draft_pair import Aside, answer_of, paired_draft, paired_steps
 from loadtest.bench.speculation.given_answers import GivenAnswers, StepTimes
 from loadtest.bench.speculation.texts import CASES, Text
 from loadtest.rig.command_line import Option, Out, integers, names
@@ -98,7 +98,8 @@ class Bench:
         if runner.is_async:
             with torch.inference_mode():
                 runner.start()
-        self._runner = GivenAnswers(runner)
+        self._aside = Aside()
+        self._runner = GivenAnswers(runner, self._aside.wall_s)
         self._eos = frozenset(decoder.config.eos_token_ids)
         self._events: queue.SimpleQueue[tuple[float, Event]] = queue.SimpleQueue()
         self._names = (f"s{i}" for i in itertools.count())
@@ -115,27 +116,32 @@ class Bench:
                 beside: list[Drafter] = []
                 if way == DRAFT:
                     beside = [NgramDrafter(), GrammarDrafter(structures.prepare)]
-                model = paired_draft(draft, DEMO_DRAFT, DEMO, num_blocks, BLOCK_SIZE, MAX_BATCH)
-                self.speculators[way] = _speculator(beside, model)
+                model = paired_draft(draft, DEMO_DRAFT, DEMO, num_blocks, BLOCK_SIZE, MAX_BATCH, self._aside)
+                self.speculators[way] = self._speculator(beside, model)
         self._runners: dict[str, GivenAnswers] = {}
         self._times: StepTimes | None = None
         if heads is not None:
             add_random_head(decoder)
-            steps = paired_steps(decoder, heads, num_blocks, BLOCK_SIZE, MAX_BATCH)
-            guesses = HeadModel(steps, KVGroups(BLOCK_SIZE), decoder.config.max_position_embeddings)
-            self.speculators[HEADS] = _speculator([], guesses)
-            self._runners[HEADS] = GivenAnswers(steps, self._runner.answers)
+            steps = paired_steps(decoder, heads, num_blocks, BLOCK_SIZE, MAX_BATCH, self._aside)
+            positions = decoder.config.max_position_embeddings
+            guesses = HeadModel(steps, KVGroups(BLOCK_SIZE), positions, clock=self._aside.wall_s)
+            self.speculators[HEADS] = self._speculator([], guesses)
+            self._runners[HEADS] = GivenAnswers(steps, self._aside.wall_s, self._runner.answers)
         self._engines = {
             way: self._engine(num_blocks, speculator, self._runners.get(way, self._runner))
             for way, speculator in self.speculators.items()
         }
+
+    def _speculator(self, drafters: Sequence[Drafter], model: GuessingModel) -> Speculator:
+        """As a worker on a CPU has it."""
+        return Speculator(drafters, model=model, processor_clock=self._aside.processor_s)
 
     def _engine(self, num_blocks: int, speculator: Speculator | None, runner: GivenAnswers) -> Engine:
         pool, config = BlockPool(num_blocks, BLOCK_SIZE), SchedulerConfig(MAX_BATCH, STEP_TOKENS)
         engine = Engine(
             Scheduler(pool, config, speculator=speculator),
             runner,
-            lambda event: self._events.put((time.perf_counter(), event)),
+            lambda event: self._events.put((self._aside.wall_s(), event)),
         )
         engine.start()
         return engine
@@ -212,11 +218,6 @@ class Bench:
         if key not in self._own_answers:
             self._own_answers[key] = answer_of(DEMO, prompt, num_tokens, sampling, BLOCK_SIZE)
         return self._own_answers[key]
-
-
-def _speculator(drafters: Sequence[Drafter], model: GuessingModel | None = None) -> Speculator:
-    """As a worker on a CPU has it."""
-    return Speculator(drafters, model=model, processor_clock=time.thread_time)
 
 
 def measure(bench: Bench, case: str, batch: int, num_tokens: int, pairs: int, warm_up: int) -> Iterator[Result]:

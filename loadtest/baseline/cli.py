@@ -46,6 +46,7 @@ def baseline(
     rounds: Annotated[int, Option("windows of every system at every load", at_least=1)] = 8,
     requests: Annotated[int, Option("least number of requests of a window", at_least=1)] = 50,
     window: Annotated[str, Option("least time of a window, in which more requests may come")] = "2s",
+    warm_up: Annotated[int, Option("requests of every system before its first round", at_least=0)] = 0,
     budget: Annotated[str, Option("time for everything; what does not fit is not measured")] = "14m",
     within: Annotated[
         float, Option("percent: an interval up to ± this shows that there is no difference", at_least=0)
@@ -105,6 +106,7 @@ def baseline(
         vocab_size=vocab_size,
         commit=commit(),
         traces=traces,
+        warm_up=warm_up,
     )
     for spec in named.values():  # errors in it show before anything starts
         window_plan(spec, Slo(1.0), 1.0, design.size, design.seed, vocab_size)

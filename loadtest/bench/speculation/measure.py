@@ -48,6 +48,8 @@ from shared.structure.compiler import StructureCompiler
 
 STEP_TOKENS = 512
 MAX_BATCH = 64
+LEAST_BATCH = 4
+"""Answers of 2,048 tokens that there are blocks for at least."""
 OFF, AUTO = "off", "auto"
 HEADS = "heads"
 """Guesses of a head alone."""
@@ -80,18 +82,20 @@ class Bench:
         penalty: float = 1.0,
         device: str = "cpu",
         again: bool = False,
+        most_batch: int = MAX_BATCH,
     ) -> None:
         """`fixed`: numbers of guesses that are computed whatever they cost, each a way of its own. `draft`: what a
         draft model computes. `heads`: a small model with a head, whose guesses a random one of the model's sizes takes
         as long for. `most_prompt_tokens`: what is taken of each prompt, its beginning. `penalty`: on
-        repetitions. `again`: no guesses, and each number of them, as a second way too."""
+        repetitions. `again`: no guesses, and each number of them, as a second way too. `most_batch`: answers that
+        run together at most."""
         torch.set_num_threads(num_threads or torch.get_num_threads())
         decoder = Decoder.load(folder, torch.bfloat16, device)
         self._most_prompt_tokens = most_prompt_tokens
         self._penalty = penalty
         self.tokenizer = Tokenizer.load(DEMO)
         structures = StructureCompiler(lambda: self.tokenizer, decoder.config.eos_token_ids, decoder.config.vocab_size)
-        num_blocks = MAX_BATCH * 2048 // BLOCK_SIZE
+        num_blocks = max(most_batch, LEAST_BATCH) * 2048 // BLOCK_SIZE
         layout = decoder.config.block_layout(BLOCK_SIZE, "bfloat16")
         config = RunnerConfig(MAX_BATCH, 2048, STEP_TOKENS, piecewise_tokens=None, most_guesses=MOST_GUESSES)
         runner = Runner(decoder, layout, num_blocks, config, structures=structures)
@@ -298,7 +302,7 @@ def main(
     if device != "cpu" and (draft or heads):
         raise ConfigError("draft models and heads guess on CPUs", field="device", value=device)
     folder, of_draft = (checkpoint(name) if name in SHAPES else Path(name) for name in (model, draft or model))
-    report = Report(out)
+    report, batches = Report(out), integers(batch, "batch")
     bench = Bench(
         folder,
         threads,
@@ -309,12 +313,13 @@ def main(
         penalty,
         device,
         again,
+        max(batches),
     )
     try:
         for name in names(case, "case", CASES):
             if device != "cpu" and CASES[name](0).structure is not None:
                 continue  # masks of steps ahead follow what the device chose, not the text
-            for count in integers(batch, "batch"):
+            for count in batches:
                 report.add(measure(bench, name, count, tokens, pairs, warm_up))
     finally:
         bench.close()

@@ -146,6 +146,7 @@ class Bench:
             Scheduler(pool, config, speculator=speculator),
             runner,
             lambda event: self._events.put((self._aside.wall_s(), event)),
+            clock=self._aside.wall_s,
         )
         engine.start()
         return engine

@@ -14,14 +14,14 @@ from loadtest import options
 from loadtest.baseline.fleet import Fleet
 from loadtest.baseline.outcome import cells_of, write_outcome
 from loadtest.baseline.study import TIME, Design, run_study
-from loadtest.baseline.systems import Hardware, adaptive, collocated, default_splits, disaggregated
+from loadtest.baseline.systems import Hardware, adaptive, collocated, default_splits, disaggregated, speculating
 from loadtest.baseline.windows import Study, WindowFile
-from loadtest.baseline.workloads import WORKLOADS, WindowSize, parse_workloads, window_plan
+from loadtest.baseline.workloads import OF_GUESSES, WORKLOADS, WindowSize, parse_workloads, window_plan
 from loadtest.commands import EXIT_INTERRUPTED, EXIT_OK, with_interrupt
 from loadtest.config import MAX_SEED
 from loadtest.options import duration_s
 from loadtest.rig.command_line import Option, choice, decimals, integers
-from loadtest.rig.models import DEMO, SERVED, write_model
+from loadtest.rig.models import DEMO, SERVED, SHAPES, write_model
 from loadtest.rig.results import commit
 from loadtest.slo import Slo, parse_slo
 from shared.errors import ConfigError
@@ -38,11 +38,15 @@ def baseline(
     go_on: Annotated[
         bool, Option("keep the windows beside OUT, and measure what is missing or more", name="continue")
     ] = False,
-    workloads: Annotated[str, Option(f"{', '.join(WORKLOADS)}, or NAME=SPEC")] = " ".join(WORKLOADS),
+    workloads: Annotated[
+        str,
+        Option(f"{', '.join(WORKLOADS)}, or NAME=SPEC; with SPECULATION {', '.join(OF_GUESSES)}; default: all of them"),
+    ] = "",
     loads: Annotated[str, Option("shares of the capacity, which is calibrated for each workload")] = "0.7 1.0 1.3",
     rounds: Annotated[int, Option("windows of every system at every load", at_least=1)] = 8,
     requests: Annotated[int, Option("least number of requests of a window", at_least=1)] = 50,
     window: Annotated[str, Option("least time of a window, in which more requests may come")] = "2s",
+    warm_up: Annotated[int, Option("requests of every system before its first round", at_least=0)] = 0,
     budget: Annotated[str, Option("time for everything; what does not fit is not measured")] = "14m",
     within: Annotated[
         float, Option("percent: an interval up to ± this shows that there is no difference", at_least=0)
@@ -53,6 +57,13 @@ def baseline(
         str, Option("prefill workers of the fixed splits; default: a quarter, half, three quarters")
     ] = "",
     auto: Annotated[bool, Option("measure mode auto too; without it only the fixed systems")] = True,
+    speculation: Annotated[
+        str,
+        Option(
+            "compare collocated workers with this setting (auto, ngram) to those without guesses, in place of splits "
+            "and modes; they serve the model of SHAPE (default 125m) that gives each token its successor"
+        ),
+    ] = "",
     chunks: Annotated[
         str, Option(f"chunk budgets to try for fixed systems, tokens; {TIME}: as the TPOT target allows")
     ] = f"128 512 {TIME}",
@@ -74,15 +85,19 @@ def baseline(
     if budget_s <= 0:
         raise ConfigError(f"budget must be above 0s, got {budget}", field="budget")
     splits = integers(prefill, "prefill") or default_splits(workers)
-    if workers < 2 or not all(1 <= split < workers for split in splits):
+    if speculation:
+        choice(speculation, "speculation", ("auto", "ngram"))
+        splits, workloads, chunks = [], workloads or " ".join(OF_GUESSES), TIME
+    elif workers < 2 or not all(1 <= split < workers for split in splits):
         raise ConfigError("workers must be at least 2, and every split leaves one of each role", field="prefill")
-    named = parse_workloads(workloads)
+    named = parse_workloads(workloads or " ".join(WORKLOADS))
+    guessing = speculating(workers, speculation) if speculation else None
     design = Design(
         workloads=named,
         loads=_loads(loads),
         collocated=collocated(workers),
         splits=[disaggregated(split, workers) for split in splits],
-        adaptive=adaptive(workers) if auto else None,
+        adaptive=guessing or (adaptive(workers) if auto else None),
         chunks=_chunks(chunks),
         rounds=rounds,
         size=WindowSize(requests, duration_s(window)),
@@ -91,23 +106,35 @@ def baseline(
         vocab_size=vocab_size,
         commit=commit(),
         traces=traces,
+        warm_up=warm_up,
     )
     for spec in named.values():  # errors in it show before anything starts
         window_plan(spec, Slo(1.0), 1.0, design.size, design.seed, vocab_size)
+    shape = shape or ("125m" if speculation else "")
     if shape:
-        choice(shape, "shape", SERVED)
+        choice(shape, "shape", SHAPES if speculation else SERVED)
     file = WindowFile(out.with_suffix(".windows.jsonl"))
-    common = {"model": shape or str(model), "device": device, "num_kv_blocks": num_kv_blocks}
+    common: dict[str, object] = {"model": shape or str(model), "device": device, "num_kv_blocks": num_kv_blocks}
+    if speculation:
+        common["speculation"] = speculation
     study = _study(file, design, common, go_on, seed is not None)
     design = replace(design, seed=study.settings["seed"])
     with tempfile.TemporaryDirectory(prefix="tandem-loadtest-") as scratch:
-        served = write_model(Path(scratch) / shape, SERVED[shape], model) if shape else model
+        served = _served(model, shape, Path(scratch), is_guessed=bool(speculation))
         fleet = Fleet(Hardware(served, device, num_kv_blocks), out.with_suffix(".logs"))
         stopped, interrupted = with_interrupt(lambda stop: run_study(design, study, file, fleet, budget_s, stop))
     cells = cells_of(design, study, WANTED, within / 100)
     origin = f"{workers} workers, {device}, {shape or model.name} · seed {design.seed} · {design.commit}"
     print(f"\n{write_outcome(out, design, cells, origin, stopped)}\nfigures: {out}, page: {out.with_suffix('.html')}")
     return EXIT_INTERRUPTED if interrupted else EXIT_OK
+
+
+def _served(model: Path, shape: str, scratch: Path, *, is_guessed: bool) -> Path:
+    if is_guessed:
+        from loadtest.bench.speculation.successors import successors  # imported here: the command starts without torch
+
+        return successors(shape)
+    return write_model(scratch / shape, SERVED[shape], model) if shape else model
 
 
 def _study(file: WindowFile, design: Design, common: Mapping[str, object], go_on: bool, seed_given: bool) -> Study:

@@ -57,7 +57,7 @@ class Design:
     splits: Sequence[System]
     """The other fixed systems."""
     adaptive: System | None
-    """Compared with the best fixed one; it knows the targets."""
+    """Compared with the best fixed one; it knows the targets. Or the system whose workers guess, likewise."""
     chunks: Sequence[str]
     """Budgets to try for every fixed system, or TIME."""
     rounds: int
@@ -68,6 +68,9 @@ class Design:
     vocab_size: int
     commit: str
     traces: Path | None = None
+    warm_up: int = 0
+    """Requests of each system before its first round in a process: routers and workers learn from the first some
+    hundred, and calibration is with one system alone."""
     busy_s: float = BUSY_S
     """How long the collocated system is kept busy, to know where its capacity can be."""
 
@@ -127,9 +130,17 @@ class Conductor:
         deadline_s = begins_s + max(ends_s - begins_s, 0.0) / num_left
         print(f"{name}: {found.spec}, {found.slo}, capacity {found.capacity:g} req/s, chunks {_listed(found.chunks)}")
         candidates = {turn: self._candidate(found, system) for turn, system in self.design.turns.items()}
+        for candidate in dict.fromkeys(candidates.values()) if self.design.warm_up else ():
+            await self._warm_up(found, candidate)
         while await self._next_rounds(found, candidates, deadline_s):
             pass
         await self.fleet.keep({self._calibrated})  # the next workload has other targets
+
+    async def _warm_up(self, found: Calibrated, candidate: Candidate) -> None:
+        size = WindowSize(self.design.warm_up, 0.0)
+        seed = seed_of(self.design.seed, found.name, "warm-up")
+        plan = window_plan(found.spec, found.slo, found.capacity, size, seed, self.design.vocab_size)
+        await self._measured(candidate, plan, f"{found.name} {candidate.name}, warm-up")
 
     async def _next_rounds(self, found: Calibrated, candidates: Mapping[str, Candidate], deadline_s: float) -> bool:
         """One more round of each load for which there is time; whether there was any."""

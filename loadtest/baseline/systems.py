@@ -23,6 +23,8 @@ class System:
     mode: Mode
     num_prefill: int
     num_decode: int
+    worker_flags: tuple[str, ...] = ()
+    """Further flags of its workers."""
 
     @property
     def num_workers(self) -> int:
@@ -81,6 +83,11 @@ def adaptive(num_workers: int) -> System:
     return System("auto", "auto", num_prefill, num_workers - num_prefill)
 
 
+def speculating(num_workers: int, setting: str) -> System:
+    """Workers that each serve whole requests, and guess."""
+    return System(f"speculation-{setting}", "collocated", 0, num_workers, ("--speculation", setting))
+
+
 def default_splits(num_workers: int) -> Sequence[int]:
     """Prefill workers of the fixed splits: a quarter, half and three quarters of all, at least one."""
     return sorted({min(max(1, round(num_workers * share)), num_workers - 1) for share in (0.25, 0.5, 0.75)})
@@ -94,7 +101,7 @@ def make_cluster(candidate: Candidate, hardware: Hardware, folder: Path) -> Loca
     targets.append(("admission.ttft-target", candidate.refused_by_s))
     return local_cluster(
         Extras(
-            worker_flags=chunk,
+            worker_flags=(*chunk, *system.worker_flags),
             router_flags=[f"--{name}-s={value:g}" for name, value in targets if value is not None],
             worker_niceness=_WORKER_NICENESS,
         ),

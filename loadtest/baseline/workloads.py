@@ -24,6 +24,12 @@ WORKLOADS = {
     "decode-heavy": "random:input=16-64,output=48-96",
 }
 """By their names: short enough for the demo model and for hundreds of requests a cell on two slow cores."""
+OF_GUESSES = {
+    "edit": "copies:input=96-160,output=32-64,run=12-36,share=1",
+    "chat": "copies:input=48-128,output=32-64,run=2-3,share=0.16",
+}
+"""Of workers that guess. In the texts of `loadtest.bench.speculation` an edited file is copied in runs of some dozen
+tokens; an answer of a chat has a guess at a tenth of its places, of which a third is right, as it is here."""
 _REQUEST_TIMEOUT_S = 20.0
 
 
@@ -40,17 +46,18 @@ class WindowSize:
 
 
 def parse_workloads(text: str) -> dict[str, str]:
-    """Names of WORKLOADS, or NAME=SPEC for others; raises ConfigError (`workloads`)."""
+    """Names of WORKLOADS and OF_GUESSES, or NAME=SPEC for others; raises ConfigError (`workloads`)."""
+    known = WORKLOADS | OF_GUESSES
     found: dict[str, str] = {}
     for part in text.split():
         name, _, spec = part.partition("=")
-        if not name.replace("-", "").isalnum() or not (spec or name in WORKLOADS):
+        if not name.replace("-", "").isalnum() or not (spec or name in known):
             raise ConfigError(
-                f"workloads: {part!r} is neither one of {', '.join(WORKLOADS)} nor NAME=SPEC, as in "
+                f"workloads: {part!r} is neither one of {', '.join(known)} nor NAME=SPEC, as in "
                 "chat=lognormal:input=512~0.7,output=64~0.7",
                 field="workloads",
             )
-        if found.setdefault(name, spec or WORKLOADS[name]) != (spec or WORKLOADS[name]):
+        if found.setdefault(name, spec or known[name]) != (spec or known[name]):
             raise ConfigError(f"workloads: {name} is named twice, as different ones", field="workloads")
     if not found:
         raise ConfigError("workloads: name at least one", field="workloads")

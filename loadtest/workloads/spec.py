@@ -11,7 +11,7 @@ from loadtest.workloads.azure import read_azure
 from loadtest.workloads.conversation import Workload
 from loadtest.workloads.lengths import Fixed, LogNormal, Uniform, parse_lengths
 from loadtest.workloads.mooncake import BLOCK_LEN, read_mooncake
-from loadtest.workloads.synthetic import Chats, Random, SharedPrefix
+from loadtest.workloads.synthetic import Chats, Copies, Random, SharedPrefix
 from loadtest.workloads.trace import Replay, TraceSlice, slice_requests
 from shared.errors import ConfigError
 
@@ -84,6 +84,19 @@ def _random(fields: Mapping[str, str], allowed: type | None = None) -> Random:
     return Random(input_len, output_len)
 
 
+def _copies(fields: Mapping[str, str], _: TraceOptions) -> Copies:
+    try:
+        share = float(fields["share"])
+    except ValueError:
+        raise ConfigError(f"share={fields['share']}: expected a number from 0 to 1", field="share") from None
+    return Copies(
+        input_len=parse_lengths(fields["input"], "input"),
+        output_len=parse_lengths(fields["output"], "output"),
+        run_len=parse_lengths(fields["run"], "run"),
+        share=share,
+    )
+
+
 def _shared_prefix(fields: Mapping[str, str], _: TraceOptions) -> SharedPrefix:
     return SharedPrefix(
         prefix_len=_whole(fields, "prefix"),
@@ -141,6 +154,11 @@ KINDS: Mapping[str, _Kind] = {
         lambda fields, _: _random(fields),
         {"input": "512", "output": "64"},
         "random:input=128@0.8+1024-2048@0.2,output=64~0.5  (any lengths, also mixed by weight)",
+    ),
+    "copies": _Kind(
+        _copies,
+        {"input": "256", "output": "64", "run": "16-32", "share": "1"},
+        "copies:input=256,output=64,run=16-32,share=1  (prompts with runs of their answers, for models that count up)",
     ),
     "shared-prefix": _Kind(
         _shared_prefix,

@@ -32,6 +32,47 @@ class Random:
             yield Conversation((Turn((span,), self.output_len.draw(rng)),))
 
 
+FIRST_ANSWERED = 1000
+"""The token id with which a model answers a `Copies` prompt that gives each token its successor in the vocabulary."""
+_LEAST_UNSHARED = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """Prompts that have a share of their own answers, as a file to edit has, or by chance; for a model that gives each
+    token its successor (`loadtest.bench.speculation.successors`), so that the answer is known."""
+
+    input_len: Lengths
+    """Tokens; at least what the copied runs take."""
+    output_len: Lengths
+    run_len: Lengths
+    """Tokens of the answer that the prompt has in a row, before another token follows there."""
+    share: float
+    """Share of these runs that it has."""
+
+    turns_per_conversation: ClassVar[float] = 1.0
+    timed: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.share <= 1:
+            raise ConfigError(f"share must be between 0 and 1, got {self.share:g}", field="share")
+
+    def conversations(self, rng: np.random.Generator) -> Iterator[Conversation]:
+        """Endless. No two prompts begin alike."""
+        for i in count():
+            input_len, output_len, runs = self.input_len.draw(rng), self.output_len.draw(rng), list[Span]()
+            first = FIRST_ANSWERED
+            while (left := FIRST_ANSWERED + output_len - first) > 0:
+                run_len = min(self.run_len.draw(rng), left)
+                if rng.random() < self.share:
+                    run = tuple(range(first, first + run_len))
+                    runs += [Span(f"run/{first}/{run_len}", run_len, run), Span(f"between/{i}/{first}", 1)]
+                first += run_len
+            rest = max(input_len - sum([run.num_tokens for run in runs]) - 1, _LEAST_UNSHARED)
+            spans = (Span(f"copies/{i}", rest), *runs, Span("last", 1, (FIRST_ANSWERED - 1,)))
+            yield Conversation((Turn(spans, output_len),))
+
+
 @dataclass(frozen=True, slots=True)
 class SharedPrefix:
     """Each prompt begins with one of `groups` system prompts, all equally popular."""

@@ -21,6 +21,8 @@ class Span:
 
     label: str
     num_tokens: int
+    token_ids: tuple[int, ...] = ()
+    """Given tokens, as many; empty: as a `TokenSource` draws them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,8 @@ class TokenSource:
 
     def span(self, span: Span) -> list[int]:
         """The span's tokens."""
+        if span.token_ids:
+            return list(span.token_ids)
         # An extendable-output hash: its first bytes do not depend on the requested length.
         stream = hashlib.shake_128(f"{self.seed}/{span.label}".encode()).digest(4 * span.num_tokens)
         words = np.frombuffer(stream, dtype="<u4").astype(np.int64)

@@ -92,7 +92,7 @@ class _Launched:
     """A step whose result is still to be collected."""
 
     plan: StepPlan
-    at: float  # time.perf_counter() before it was planned
+    at: float  # by the engine's clock, before it was planned
     started: tuple[FirstScheduled, ...]
     step: LaunchedStep
 
@@ -112,10 +112,12 @@ class Engine:
         ahead: bool | None = None,
         steps: StepCounters | None = None,
         on_thread: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Takes ownership of both; nothing runs before `start()`. `ahead=None`: run ahead if the device computes
         asynchronously. `steps`: counters to continue. `on_thread`: the engine's thread calls it
-        first."""
+        first. `clock`: of how long steps take, in seconds."""
+        self._clock = clock
         self._on_thread = on_thread
         self._scheduler = scheduler
         self._runner = runner
@@ -130,7 +132,7 @@ class Engine:
         self._next_check = 0.0  # time.monotonic() of the next integrity check
         self._last_load: EngineLoad | None = None
         self.steps = steps or StepCounters()
-        self._busy_since: float | None = None  # time.perf_counter() of the last result, while steps follow each other
+        self._busy_since: float | None = None  # by the clock, at the last result, while steps follow each other
 
     def start(self) -> None:
         """Starts the thread."""
@@ -192,7 +194,7 @@ class Engine:
     def _step(self) -> None:
         if failpoints.armed:
             failpoints.strike(failpoints.ENGINE_STEP)
-        now = time.perf_counter()
+        now = self._clock()
         plan = self._scheduler.schedule()
         if not plan.is_empty:
             self._blocked = False
@@ -210,7 +212,7 @@ class Engine:
         """Takes the oldest launched step's result."""
         step = self._launched.popleft()
         result = step.step.result()
-        now = time.perf_counter()
+        now = self._clock()
         # From result to result: what a sequence waits for its next token, Python's share and a step ahead included.
         begun = step.at if self._busy_since is None else self._busy_since
         self._busy_since = now

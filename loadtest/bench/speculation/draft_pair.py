@@ -1,10 +1,12 @@
 """For measurements of a draft model's guesses beside models of any size: a small pair says what the answer is and what
-is guessed, and models with random weights compute as much as they would."""
+is guessed, and models with random weights compute as much as they would. What the small pair takes is not counted."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import TracebackType
 
 import torch
 
@@ -42,38 +44,67 @@ def answer_of(
     return tokens[len(prompt) :]
 
 
+class Aside:
+    """A context manager for what is not to be measured, and clocks that stand still in it. One thread enters it."""
+
+    def __init__(self) -> None:
+        self._wall_s = 0.0
+        self._processor_s = 0.0
+        self._begun_s = 0.0, 0.0
+
+    def __enter__(self) -> None:
+        self._begun_s = time.perf_counter(), time.thread_time()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._wall_s += time.perf_counter() - self._begun_s[0]
+        self._processor_s += time.thread_time() - self._begun_s[1]
+
+    def wall_s(self) -> float:
+        """Seconds, from any moment."""
+        return time.perf_counter() - self._wall_s
+
+    def processor_s(self) -> float:
+        """Seconds that the calling thread, which is the one that enters, has computed."""
+        return time.thread_time() - self._processor_s
+
+
 class PairedRunner:
     """Computes as one draft and guesses as another one, each over its own pool. Implements `DraftRunner`."""
 
-    def __init__(self, computes: Runner, guesses: Runner) -> None:
-        self._computes, self._guesses = computes, guesses
+    def __init__(self, computes: Runner, guesses: Runner, aside: Aside) -> None:
+        self._computes, self._guesses, self._aside = computes, guesses, aside
 
     def execute(self, plan: StepPlan) -> StepResult:
         """See `DraftRunner`."""
         self._computes.execute(plan)
-        return self._guesses.execute(plan)
+        with self._aside:
+            return self._guesses.execute(plan)
 
 
 def paired_draft(
-    computes: Path, guesses: Path, target: Path, num_blocks: int, block_size: int, most_seqs: int
+    computes: Path, guesses: Path, target: Path, num_blocks: int, block_size: int, most_seqs: int, aside: Aside
 ) -> DraftModel:
-    """A draft that takes as long as `computes` and what `guesses` takes besides, and guesses as this one does for
-    `target`. In bf16, and fp32."""
+    """A draft that takes as long as `computes`, by the clock of `aside`, and guesses as `guesses` does for `target`. In
+    bf16, and fp32."""
     config = RunnerConfig(max_num_seqs=most_seqs)
     shape = Decoder.load(computes, torch.bfloat16, "cpu")
     own = load_draft(guesses, torch.float32, load_config(target).vocab_size)
     runners = [Runner(decoder, draft_layout(decoder, block_size), num_blocks, config) for decoder in (shape, own)]
-    return DraftModel(PairedRunner(*runners), BlockPool(num_blocks, block_size), own.config.max_position_embeddings)
+    paired = PairedRunner(runners[0], runners[1], aside)
+    pool = BlockPool(num_blocks, block_size)
+    return DraftModel(paired, pool, own.config.max_position_embeddings, clock=aside.wall_s)
 
 
 class PairedSteps:
     """Computes as one model with a head and chooses, and guesses, as another one with a head, over pools of as many
     blocks. Implements `StepRunner` and `HeadRunner`."""
 
-    def __init__(self, computes: Runner, chooses: Runner) -> None:
+    def __init__(self, computes: Runner, chooses: Runner, aside: Aside) -> None:
         assert computes.heads is not None
         assert chooses.heads is not None
-        self._computes, self._chooses = computes, chooses
+        self._computes, self._chooses, self._aside = computes, chooses, aside
         self._heads = computes.heads, chooses.heads
 
     @property
@@ -97,7 +128,8 @@ class PairedSteps:
     def launch(self, plan: StepPlan) -> PendingStep:
         """See `StepRunner`."""
         self._computes.execute(plan)
-        return self._chooses.launch(plan)
+        with self._aside:
+            return self._chooses.launch(plan)
 
     def is_ready(self, sequence_id: str, position: int) -> bool:
         """See `HeadRunner`."""
@@ -107,10 +139,13 @@ class PairedSteps:
         """See `HeadRunner`."""
         computes, chooses = self._heads
         computes.guess(guesses)
-        return chooses.guess(guesses)
+        with self._aside:
+            return chooses.guess(guesses)
 
 
-def paired_steps(computes: Decoder, chooses: Path, num_blocks: int, block_size: int, most_seqs: int) -> PairedSteps:
+def paired_steps(
+    computes: Decoder, chooses: Path, num_blocks: int, block_size: int, most_seqs: int, aside: Aside
+) -> PairedSteps:
     """Steps of a decoder with a head, and of a small checkpoint with one, which is loaded in fp32."""
     config, small = RunnerConfig(max_num_seqs=most_seqs), Decoder.load(chooses, torch.float32, "cpu", has_head=True)
     layouts = (
@@ -120,4 +155,4 @@ def paired_steps(computes: Decoder, chooses: Path, num_blocks: int, block_size: 
     big, own = (
         Runner(decoder, layout, num_blocks, config) for decoder, layout in zip((computes, small), layouts, strict=True)
     )
-    return PairedSteps(big, own)
+    return PairedSteps(big, own, aside)

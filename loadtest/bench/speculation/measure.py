@@ -10,8 +10,8 @@ from __future__ import annotations
 import itertools
 import queue
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Annotated
@@ -19,15 +19,15 @@ from typing import Annotated
 import torch
 
 from loadtest.bench.peers.ours import BLOCK_SIZE
-from loadtest.bench.speculation.draft_pair import answer_of, paired_draft, paired_steps
+from loadtest.bench.speculation.draft_pair import Aside, answer_of, paired_draft, paired_steps
+from loadtest.bench.speculation.given_answers import GivenAnswers, StepTimes
 from loadtest.bench.speculation.texts import CASES, Text
 from loadtest.rig.command_line import Option, Out, integers, names
+from loadtest.rig.measure import median_ratio, turns
 from loadtest.rig.models import DEMO, SHAPES, checkpoint
 from loadtest.rig.results import Report, Result, machine
-from shared.engine.engine import Engine, LaunchedStep, StepRunner
+from shared.engine.engine import Engine
 from shared.engine.messages import AddSequence, EngineDied, Event, SequenceFailed, StepOutput
-from shared.engine.plan import SampledToken, StepPlan, StepResult
-from shared.engine.runner.block_access import BlockAccess
 from shared.engine.runner.runner import Runner, RunnerConfig
 from shared.engine.sampling_params import MOST_GUESSES, SamplingParams
 from shared.engine.scheduler.scheduler import Scheduler, SchedulerConfig
@@ -39,7 +39,6 @@ from shared.engine.speculation.head_model import HeadModel
 from shared.engine.speculation.ngram import NgramDrafter
 from shared.engine.speculation.speculator import Speculator
 from shared.errors import ConfigError
-from shared.kernels.lora.step import PackedAdapter
 from shared.kv.groups import KVGroups
 from shared.kv.pool import BlockPool
 from shared.model.decoder import Decoder
@@ -49,9 +48,13 @@ from shared.structure.compiler import StructureCompiler
 
 STEP_TOKENS = 512
 MAX_BATCH = 64
+LEAST_BATCH = 4
+"""Answers of 2,048 tokens that there are blocks for at least."""
 OFF, AUTO = "off", "auto"
 HEADS = "heads"
 """Guesses of a head alone."""
+AGAIN = " again"
+"""Ends the name of a way that is like another one: what they differ by is the machine's."""
 DRAFT, DRAFT_ALONE = "auto and draft", "draft alone"
 DEMO_DRAFT = DEMO.with_name("demo-draft")
 
@@ -63,53 +66,6 @@ GOALS = {"edit": 2.0, "quotes": 2.0, "chat": 0.98, "json": 1.5, "record": 1.5, "
 
 GOAL_OF_HEADS = 1.8
 """Goal for the ratio of one stream in OF_DRAFTS."""
-
-
-class GivenAnswers:
-    """A `StepRunner` that computes as another one and chooses the tokens of given answers."""
-
-    def __init__(self, runner: StepRunner, answers: dict[str, Sequence[int]] | None = None) -> None:
-        self._runner = runner
-        self.answers: dict[str, Sequence[int]] = {} if answers is None else answers
-        """By sequence id."""
-
-    @property
-    def is_async(self) -> bool:
-        """See `StepRunner`."""
-        return self._runner.is_async
-
-    @property
-    def blocks(self) -> BlockAccess:
-        """See `StepRunner`."""
-        return self._runner.blocks
-
-    def checksums(self, block_ids: list[int]) -> list[int]:
-        """See `StepRunner`."""
-        return self._runner.checksums(block_ids)
-
-    def place_adapter(self, slot: int, adapter: PackedAdapter | None) -> None:
-        """See `StepRunner`."""
-        self._runner.place_adapter(slot, adapter)
-
-    def launch(self, plan: StepPlan) -> LaunchedStep:
-        """See `StepRunner`."""
-        return _Given(self._runner.launch(plan), plan, self.answers)
-
-
-@dataclass(frozen=True)
-class _Given:
-    step: LaunchedStep
-    plan: StepPlan
-    answers: Mapping[str, Sequence[int]]
-
-    def result(self) -> StepResult:
-        self.step.result()
-        given = [
-            self.answers[item.sequence_id][spec.position - item.num_prompt_tokens]
-            for item in self.plan.sequences
-            for spec in item.samples
-        ]
-        return StepResult(tuple(map(SampledToken, given)))
 
 
 class Bench:
@@ -125,61 +81,86 @@ class Bench:
         most_prompt_tokens: int | None = None,
         penalty: float = 1.0,
         device: str = "cpu",
+        again: bool = False,
+        most_batch: int = MAX_BATCH,
     ) -> None:
         """`fixed`: numbers of guesses that are computed whatever they cost, each a way of its own. `draft`: what a
         draft model computes. `heads`: a small model with a head, whose guesses a random one of the model's sizes takes
         as long for. `most_prompt_tokens`: what is taken of each prompt, its beginning. `penalty`: on
-        repetitions."""
+        repetitions. `again`: no guesses, and each number of them, as a second way too. `most_batch`: answers that
+        run together at most."""
         torch.set_num_threads(num_threads or torch.get_num_threads())
         decoder = Decoder.load(folder, torch.bfloat16, device)
         self._most_prompt_tokens = most_prompt_tokens
         self._penalty = penalty
         self.tokenizer = Tokenizer.load(DEMO)
         structures = StructureCompiler(lambda: self.tokenizer, decoder.config.eos_token_ids, decoder.config.vocab_size)
-        num_blocks = MAX_BATCH * 2048 // BLOCK_SIZE
+        num_blocks = max(most_batch, LEAST_BATCH) * 2048 // BLOCK_SIZE
         layout = decoder.config.block_layout(BLOCK_SIZE, "bfloat16")
         config = RunnerConfig(MAX_BATCH, 2048, STEP_TOKENS, piecewise_tokens=None, most_guesses=MOST_GUESSES)
         runner = Runner(decoder, layout, num_blocks, config, structures=structures)
         if runner.is_async:
             with torch.inference_mode():
                 runner.start()
-        self._runner = GivenAnswers(runner)
+        self._aside = Aside()
+        self._runner = GivenAnswers(runner, self._aside.wall_s)
         self._eos = frozenset(decoder.config.eos_token_ids)
         self._events: queue.SimpleQueue[tuple[float, Event]] = queue.SimpleQueue()
         self._names = (f"s{i}" for i in itertools.count())
         self._own_answers: dict[tuple[int, ...], list[int]] = {}
+        self._encoded: dict[Text, tuple[list[int], list[int]]] = {}
         drafters: list[Drafter] = [NgramDrafter(), GrammarDrafter(structures.prepare)]
         clock = None if runner.is_async else time.thread_time
         self.speculators: dict[str, Speculator | None] = {OFF: None, AUTO: Speculator(drafters, processor_clock=clock)}
-        self.speculators |= {str(count): Speculator([NgramDrafter()], count) for count in fixed}
+        for ending in ("", AGAIN) if again else ("",):
+            self.speculators[OFF + ending] = None
+            self.speculators |= {f"{count}{ending}": Speculator([NgramDrafter()], count) for count in fixed}
         if draft is not None:
             for way in (DRAFT, DRAFT_ALONE):
                 beside: list[Drafter] = []
                 if way == DRAFT:
                     beside = [NgramDrafter(), GrammarDrafter(structures.prepare)]
-                model = paired_draft(draft, DEMO_DRAFT, DEMO, num_blocks, BLOCK_SIZE, MAX_BATCH)
-                self.speculators[way] = _speculator(beside, model)
+                model = paired_draft(draft, DEMO_DRAFT, DEMO, num_blocks, BLOCK_SIZE, MAX_BATCH, self._aside)
+                self.speculators[way] = self._speculator(beside, model)
         self._runners: dict[str, GivenAnswers] = {}
+        self._times: StepTimes | None = None
         if heads is not None:
             add_random_head(decoder)
-            steps = paired_steps(decoder, heads, num_blocks, BLOCK_SIZE, MAX_BATCH)
-            guesses = HeadModel(steps, KVGroups(BLOCK_SIZE), decoder.config.max_position_embeddings)
-            self.speculators[HEADS] = _speculator([], guesses)
-            self._runners[HEADS] = GivenAnswers(steps, self._runner.answers)
+            steps = paired_steps(decoder, heads, num_blocks, BLOCK_SIZE, MAX_BATCH, self._aside)
+            positions = decoder.config.max_position_embeddings
+            guesses = HeadModel(steps, KVGroups(BLOCK_SIZE), positions, clock=self._aside.wall_s)
+            self.speculators[HEADS] = self._speculator([], guesses)
+            self._runners[HEADS] = GivenAnswers(steps, self._aside.wall_s, self._runner.answers)
         self._engines = {
             way: self._engine(num_blocks, speculator, self._runners.get(way, self._runner))
             for way, speculator in self.speculators.items()
         }
+
+    def _speculator(self, drafters: Sequence[Drafter], model: GuessingModel) -> Speculator:
+        """As a worker on a CPU has it."""
+        return Speculator(drafters, model=model, processor_clock=self._aside.processor_s)
 
     def _engine(self, num_blocks: int, speculator: Speculator | None, runner: GivenAnswers) -> Engine:
         pool, config = BlockPool(num_blocks, BLOCK_SIZE), SchedulerConfig(MAX_BATCH, STEP_TOKENS)
         engine = Engine(
             Scheduler(pool, config, speculator=speculator),
             runner,
-            lambda event: self._events.put((time.perf_counter(), event)),
+            lambda event: self._events.put((self._aside.wall_s(), event)),
+            clock=self._aside.wall_s,
         )
         engine.start()
         return engine
+
+    @property
+    def is_async(self) -> bool:
+        """Whether steps are launched ahead of their results."""
+        return self._runner.is_async
+
+    def note_steps(self, times: StepTimes | None) -> None:
+        """Notes the next runs' steps there."""
+        self._times = times
+        for runner in (self._runner, *self._runners.values()):
+            runner.times = times
 
     def close(self) -> None:
         """Ends the engines' threads."""
@@ -188,7 +169,13 @@ class Bench:
 
     def seconds(self, way: str, texts: Sequence[Text], num_tokens: int) -> float:
         """Seconds of answers that run together, from the moment at which all have begun to the last token."""
-        names = [self._add(way, text, num_tokens) for text in texts]
+        if self._times is not None:
+            self._times.begin_run(way)
+        # All at once: the first ones would be over before the last ones begin.
+        sequences = [self._sequence(text, num_tokens) for text in texts]
+        for sequence in sequences:
+            self._engines[way].submit(AddSequence(sequence))
+        names = [sequence.sequence_id for sequence in sequences]
         begun: set[str] = set()
         left, begins_s = set(names), 0.0
         while left:
@@ -206,8 +193,11 @@ class Bench:
         self._runner.answers.clear()
         return at_s - begins_s
 
-    def _add(self, way: str, text: Text, num_tokens: int) -> str:
-        prompt = self.tokenizer.encode(text.prompt)[: self._most_prompt_tokens]
+    def _sequence(self, text: Text, num_tokens: int) -> EngineSequence:
+        if text not in self._encoded:
+            answer = self.tokenizer.encode(text.answer, add_special_tokens=False)
+            self._encoded[text] = self.tokenizer.encode(text.prompt)[: self._most_prompt_tokens], answer
+        prompt, answer = self._encoded[text]
         name, sampling = (
             next(self._names),
             SamplingParams(
@@ -219,20 +209,14 @@ class Bench:
                 repetition_penalty=self._penalty,
             ),
         )
-        if text.is_own:
-            answer = self._own_answer(prompt, num_tokens, sampling)
-        else:
-            answer = self.tokenizer.encode(text.answer, add_special_tokens=False)[:num_tokens]
+        answer = self._own_answer(prompt, num_tokens, sampling) if text.is_own else answer[:num_tokens]
         sampling = replace(sampling, max_tokens=len(answer))
         self._runner.answers[name] = answer
         # Prompts are found, so that only the first run computes them. Another engine may have written to these blocks
         # since, as the pools of all are the same memory: what is read there does not change how long that takes.
         root = bytes(16)
-        sequence = EngineSequence(
-            name, prompt, len(prompt), sampling, root, Goal.COMPLETION, len(prompt) + len(answer), self._eos
-        )
-        self._engines[way].submit(AddSequence(sequence))
-        return name
+        most = len(prompt) + len(answer)
+        return EngineSequence(name, list(prompt), len(prompt), sampling, root, Goal.COMPLETION, most, self._eos)
 
     def _own_answer(self, prompt: list[int], num_tokens: int, sampling: SamplingParams) -> list[int]:
         key = (*prompt, -num_tokens, -int(sampling.temperature * 100))
@@ -241,31 +225,48 @@ class Bench:
         return self._own_answers[key]
 
 
-def _speculator(drafters: Sequence[Drafter], model: GuessingModel | None = None) -> Speculator:
-    """As a worker on a CPU has it."""
-    return Speculator(drafters, model=model, processor_clock=time.thread_time)
-
-
-def measure(bench: Bench, case: str, batch: int, num_tokens: int, pairs: int) -> Iterator[Result]:
-    """The rate of each way over that without guesses, median of pairs in turns; what was guessed in it."""
+def measure(bench: Bench, case: str, batch: int, num_tokens: int, pairs: int, warm_up: int) -> Iterator[Result]:
+    """The rate of each way over that without guesses, median of pairs in turns; what was guessed in it. Then the same
+    by the times of kinds of steps, which a busy moment of the machine does not change."""
     texts = [CASES[case](number) for number in range(batch)]
     ways = [way for way in bench.speculators if case in OF_DRAFTS or way not in (DRAFT, DRAFT_ALONE, HEADS)]
-    for way in ways:  # what they learn is known
+    bench.note_steps(None)
+    for way in warm_up * ways:  # what they learn is known
         bench.seconds(way, texts, num_tokens)
     before = {way: _counts(bench, way) for way in ways}
+    steps = None if bench.is_async else StepTimes()
+    bench.note_steps(steps)
     times: dict[str, list[float]] = {way: [] for way in ways}
-    for turn in range(pairs):
-        for way in ways if turn % 2 else reversed(ways):
-            times[way].append(bench.seconds(way, texts, num_tokens))
-    plain = times.pop(OFF)
-    yield Result(f"{case} {batch}, off", batch * (num_tokens - 1) / median(plain), "tok/s")
-    for way, seconds in times.items():
-        ratio = median(a / b for a, b in zip(plain, seconds, strict=True))
-        rate = batch * (num_tokens - 1) / median(seconds)
-        yield Result(f"{case} {batch}, {way}", rate, "tok/s", peer=OFF, ratio=ratio)
+    for _, way in turns(ways, pairs):
+        times[way].append(bench.seconds(way, texts, num_tokens))
+    num_answered = batch * (num_tokens - 1)
+    yield Result(f"{case} {batch}, {OFF}", num_answered / median(times[OFF]), "tok/s")
+    for way in ways[1:]:
+        ratio = median_ratio(times[OFF], times[way])
+        yield Result(f"{case} {batch}, {way}", num_answered / median(times[way]), "tok/s", peer=OFF, ratio=ratio)
         guessed, right = (now - then for now, then in zip(_counts(bench, way), before[way], strict=True))
         if guessed:
             yield Result(f"{case} {batch}, {way}, right guesses", 100 * right / guessed, "%")
+    if steps is not None:
+        yield from _by_kinds(f"{case} {batch}", steps, ways, num_answered)
+
+
+def _by_kinds(name: str, steps: StepTimes, ways: Sequence[str], num_answered: int) -> Iterator[Result]:
+    """Each way's rate by `StepTimes`, over that without guesses; that of `auto` over the best other one."""
+    seconds = steps.run_s()
+    for way in ways:
+        ratio = seconds[OFF] / seconds[way]
+        yield Result(f"{name}, {way}, decode steps", steps.num_steps(way), "steps")
+        yield Result(f"{name}, {way}, by kinds of steps", num_answered / seconds[way], "tok/s", peer=OFF, ratio=ratio)
+    best = min((way for way in ways if way == OFF or way.isdecimal()), key=seconds.__getitem__)
+    ratio = seconds[best] / seconds[AUTO]
+    yield Result(
+        f"{name}, {AUTO} over the best, by kinds of steps",
+        num_answered / seconds[AUTO],
+        "tok/s",
+        peer=best,
+        ratio=ratio,
+    )
 
 
 def _counts(bench: Bench, way: str) -> tuple[int, int]:
@@ -292,6 +293,8 @@ def main(
     penalty: Annotated[float, Option(help="repetition_penalty of all answers")] = 1.0,
     tokens: Annotated[int, Option(help="of each answer")] = 256,
     pairs: Annotated[int, Option(help="runs of each way")] = 5,
+    warm_up: Annotated[int, Option(help="runs of each way before, from which auto learns")] = 1,
+    again: Annotated[bool, Option(help="measure equal ways twice, to see what the machine does")] = False,
     threads: Annotated[int, Option(help="compute threads; 0 = all cores")] = 0,
     device: Annotated[str, Option(help="cpu, or a GPU as torch names it: without draft, heads and structures")] = "cpu",
     out: Out = None,
@@ -300,7 +303,7 @@ def main(
     if device != "cpu" and (draft or heads):
         raise ConfigError("draft models and heads guess on CPUs", field="device", value=device)
     folder, of_draft = (checkpoint(name) if name in SHAPES else Path(name) for name in (model, draft or model))
-    report = Report(out)
+    report, batches = Report(out), integers(batch, "batch")
     bench = Bench(
         folder,
         threads,
@@ -310,13 +313,15 @@ def main(
         prompt or None,
         penalty,
         device,
+        again,
+        max(batches),
     )
     try:
         for name in names(case, "case", CASES):
             if device != "cpu" and CASES[name](0).structure is not None:
                 continue  # masks of steps ahead follow what the device chose, not the text
-            for count in integers(batch, "batch"):
-                report.add(measure(bench, name, count, tokens, pairs))
+            for count in batches:
+                report.add(measure(bench, name, count, tokens, pairs, warm_up))
     finally:
         bench.close()
     where = machine() if device == "cpu" else torch.cuda.get_device_name(device)

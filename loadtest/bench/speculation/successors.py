@@ -20,10 +20,9 @@ from torch import Tensor
 
 from loadtest.bench.peers.adapter import VOCAB_SIZE
 from loadtest.rig.models import checkpoint
+from loadtest.workloads.synthetic import FIRST_ANSWERED as FIRST
 from shared.model.text.tokenizer import Tokenizer
 
-FIRST = 1000
-"""The token id that an answer begins with."""
 LESS = 0.01
 """Factor on the layers' last projections, over those of other random checkpoints."""
 _WRITTEN = "successors"

@@ -20,15 +20,19 @@ from loadtest.baseline.systems import (
     default_splits,
     disaggregated,
     make_cluster,
+    speculating,
 )
 from loadtest.baseline.windows import Calibrated, Study, Window, WindowFile
-from loadtest.baseline.workloads import WORKLOADS, WindowSize, parse_workloads, window_plan, write_trace
+from loadtest.baseline.workloads import OF_GUESSES, WORKLOADS, WindowSize, parse_workloads, window_plan, write_trace
 from loadtest.rate_search import Point
 from loadtest.records import FailureCause
 from loadtest.rig.models import SERVED, write_model
 from loadtest.slo import Slo
 from loadtest.workloads.mooncake import read_mooncake
 from loadtest.workloads.spec import TraceOptions, parse_workload
+from loadtest.workloads.synthetic import FIRST_ANSWERED
+from services.local.commands import WorkerPlan
+from shared.cores.core_choice import CoreShare
 from shared.errors import ConfigError, WorkerLost
 from shared.identity import WorkerRole
 from shared.model.families.registry import load_config
@@ -94,6 +98,40 @@ def test_only_a_system_that_knows_the_targets_tells_its_router(tmp_path: Path) -
     assert "--admission.ttft-target-s=0.25" in bounded._commands.router(workers, "127.0.0.1:1")
 
 
+def test_workers_that_guess_differ_from_those_without_in_that_alone(tmp_path: Path) -> None:
+    hardware, slo = Hardware(DEMO, "cpu", 256), Slo(0.25, 0.03)
+    plan = WorkerPlan(WorkerRole.DECODE, "decode-0", CoreShare((), 1))
+    systems = (collocated(1), speculating(1, "auto"))
+    made = [make_cluster(Candidate(system, slo=slo), hardware, tmp_path) for system in systems]
+    off, guessing = [list(cluster._commands.worker(plan, "127.0.0.1:1")) for cluster in made]
+    assert guessing == [*off, "--speculation", "auto"]
+    assert list(design(collocated=collocated(1), splits=[], adaptive=speculating(1, "auto")).turns) == [
+        "1-collocated",
+        "speculation-auto",
+        "1-collocated-again",
+    ]
+
+
+@pytest.mark.parametrize(("name", "share", "run_len"), [("edit", 1.0, 36), ("chat", 0.16, 3)])
+def test_prompts_have_their_share_of_the_answer_in_runs(name: str, share: float, run_len: int) -> None:
+    plan = window_plan(OF_GUESSES[name], SLO, 20.0, WindowSize(200, 2.0), 7, 1000)
+    assert plan.schedule is not None
+    turns = [due.conversation.turns[0] for due in plan.schedule.entries]
+    prompts = [plan.tokens.prompt(turn.spans) for turn in turns]
+    assert len({tuple(prompt[:16]) for prompt in prompts}) == len(prompts)  # none is found in a cache
+    shared = []
+    for turn, prompt in zip(turns, prompts, strict=True):
+        assert len(prompt) == turn.num_new_tokens
+        assert prompt[-1] == FIRST_ANSWERED - 1
+        answer = range(FIRST_ANSWERED, FIRST_ANSWERED + turn.num_output_tokens)
+        copied = [token for token in prompt if token in answer]
+        assert copied == sorted(set(copied))
+        runs = "".join("x" if token in answer else " " for token in prompt).split()
+        assert max(map(len, runs), default=0) <= run_len
+        shared.append(len(copied) / len(answer))
+    assert sum(shared) / len(shared) == pytest.approx(share, abs=0.03)
+
+
 def test_the_second_turn_of_a_system_is_at_the_other_end_of_its_round_and_rounds_turn_around() -> None:
     turns = list(design().turns)
     assert turns == ["2-collocated", "auto", "1P+1D", "2-collocated-again"]
@@ -108,6 +146,9 @@ def test_workloads_are_named_or_given() -> None:
     for wrong in ("", "unknown", "a b=", "x/y=fixed", "a=fixed a=uniform"):
         with pytest.raises(ConfigError, match="workloads"):
             parse_workloads(wrong)
+    for share in ("much", "1.5"):
+        with pytest.raises(ConfigError, match="share"):
+            parse_workload(f"copies:share={share}")
 
 
 @pytest.mark.parametrize(("rate", "requests"), [(2.0, 20), (50.0, 100), (9.99, 20)])

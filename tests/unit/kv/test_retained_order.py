@@ -103,8 +103,10 @@ def test_a_common_beginning_stays_for_the_nearest_of_those_that_want_it(near: st
     run.turn([*common, *chain(far, 4)], session=far, next_turn_s=90.0)
     run.pool.release(run.pool.allocate(8 + 4))
     assert (run.left([*common, *chain(near, 4)]), run.left([*common, *chain(far, 4)])) == (8, 4)
-    assert run.pool.close_session(near) == 4
-    run.pool.release(run.pool.allocate(12 + 3))
+    run.pool.release(run.pool.allocate(12 + 1))
+    assert (run.left([*common, *chain(near, 4)]), run.left([*common, *chain(far, 4)])) == (7, 4)
+    assert run.pool.close_session(near) == 3
+    run.pool.release(run.pool.allocate(13 + 2))
     assert run.left([*common, *chain(far, 4)]) == 4
     run.pool.release(run.pool.allocate(18))
     assert run.left([*common, *chain(far, 4)]) == 2

@@ -16,7 +16,6 @@ from services.router.placement.decision import Route
 from services.router.placement.demand import Demand
 from services.router.placement.paces import prompt_rate, steady_rate, ttft_s
 from services.router.placement.pairs import HAND_OFF_GAIN, QUEUED_STEPS, PairPolicy
-from services.router.placement.parts import Parts
 from services.router.placement.policy import Placement, PlacementConfig
 from services.router.placement.prediction import MIN_OBSERVATIONS, TtftPredictor
 from services.router.placement.views import NO_HITS, PlacementRequest, Pool, Tier, Work
@@ -509,13 +508,3 @@ def test_a_pair_among_a_thousand_workers_is_chosen_in_less_than_a_millisecond():
         placement.choose_pair(request, workers, workers)
         costs.append(time.thread_time() - begin)
     assert sorted(costs)[len(costs) // 10] < 1e-3  # the quiet moments of a shared machine
-
-
-def test_a_sample_of_both_kinds_stands_for_all_workers():
-    views = [view(f"w{number}") for number in range(12)]
-    parts = Parts(views, decoding={f"w{number}" for number in range(4)})
-    drawn = parts.draw_weighted(random.Random(1), 4)
-    assert len({one.name for one, _ in drawn}) == len(drawn) == 4
-    assert sorted(weight for _, weight in drawn) == [2.0, 2.0, 4.0, 4.0]
-    assert {weight for one, weight in drawn if one.name in {"w0", "w1", "w2", "w3"}} == {2.0}
-    assert [weight for _, weight in Parts(views[:3]).draw_weighted(random.Random(1), 4)] == [1.0] * 3

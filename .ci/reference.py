@@ -182,6 +182,8 @@ def _parameter(param: object) -> tuple[str, ...]:
     flags = ", ".join([*param.opts, *param.secondary_opts]) if isinstance(param, TyperOption) else argument_name(param)
     variable = param.envvar if isinstance(param.envvar, str) else ""
     default = "required" if param.required else _default(param.default)
+    if isinstance(param, TyperOption) and isinstance(param.show_default, str):
+        default = param.show_default  # it depends on other options
     return code(flags), default, code(variable), param.help or ""
 
 

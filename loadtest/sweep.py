@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -50,13 +50,7 @@ class Sweep:
         summary = summarize(result)
         self.date = self.date or result.started_at
         self.model = result.target.model
-        point = Point(
-            rate=rate,
-            offered_rate=summary["offered_rate"],
-            goodput=summary["goodput"],
-            attainment=summary["attainment"],
-            valid=not summary["invalid"],
-        )
+        point = point_of(rate, summary)
         self.points.append(point)
         lag = summary["schedule_lag_ms"]
         self.rows.append(
@@ -95,6 +89,17 @@ class Sweep:
             "points": sorted(self.rows, key=lambda row: row["rate"]),
             "config": self.config.as_json(),
         }
+
+
+def point_of(rate: float, summary: Mapping[str, Any]) -> Point:
+    """The results at a rate, from the summary of a run with targets."""
+    return Point(
+        rate=rate,
+        offered_rate=summary["offered_rate"],
+        goodput=summary["goodput"],
+        attainment=summary["attainment"],
+        valid=not summary["invalid"],
+    )
 
 
 async def run_sweep(

@@ -61,13 +61,15 @@ def _field(field: Field[Any], annotation: object) -> inspect.Parameter:
 
 
 def _setting(option: str, field: FieldInfo) -> inspect.Parameter:
-    """A default that other settings decide is none of the option's."""
+    """A default that other settings decide is none of the option's: its function's docstring says what it is."""
     annotation: Any = field.annotation
     default = field.default
+    shown: bool | str = True
     if field.default_factory is not None:
         annotation, default = annotation | None, None
+        shown = inspect.getdoc(field.default_factory) or True
     # What is off by default needs no flag that says so.
     flags = [f"--{option.replace('_', '-')}"] if default is False else []
     help_text = " ".join((field.description or "").split())
-    annotated = Annotated[annotation, typer.Option(*flags, help=help_text)]
+    annotated = Annotated[annotation, typer.Option(*flags, help=help_text, show_default=shown)]
     return inspect.Parameter(option, _BY_NAME, default=default, annotation=annotated)

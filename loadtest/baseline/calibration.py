@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from statistics import median
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -14,9 +15,7 @@ from loadtest.metrics import is_good, request_metrics
 from loadtest.rate_search import Point, SearchSpace, highest_at
 from loadtest.records import RequestRecord
 from loadtest.rig.measure import percentile
-from loadtest.run import RunResult
 from loadtest.slo import Slo
-from loadtest.summary import invalid_reasons
 from loadtest.workloads.conversation import Conversation, Workload
 from shared.errors import WorkerLost
 
@@ -78,20 +77,25 @@ def rates_up_to(busy: float) -> SearchSpace:
     )
 
 
-def point_of(rate: float, result: RunResult, slo: Slo) -> Point:
-    """How many requests of a window at this rate were in time."""
-    num_good, num_offered = sum(is_good(record, slo) for record in result.records), max(len(result.records), 1)
-    goodput = num_good / result.window_s
-    return Point(rate, rate, goodput, num_good / num_offered, valid=not invalid_reasons(result))
+class Capacity(NamedTuple):
+    """What a system serves in time."""
+
+    rate: float
+    """Requests/s."""
+    is_floor: bool
+    """Whether the generator was late in a window that would have shown more: the capacity is at least the rate."""
 
 
-def capacity_from(points: Sequence[Point]) -> float:
+def capacity_from(points: Sequence[Point]) -> Capacity:
     """The highest rate of which IN_TIME was in time; where no rate was, what was in time at the best of them, or the
     lowest of them."""
     served = highest_at(points, IN_TIME)
+    missed = min((point.rate for point in points if point.valid and point.attainment < IN_TIME), default=math.inf)
+    above = 0.0 if served is None else served.rate
+    is_floor = any(not point.valid and above < point.rate < missed for point in points)
     if served is not None:
-        return _rounded(served.rate)
-    return _rounded(max(*(point.goodput for point in points), min(point.rate for point in points)))
+        return Capacity(_rounded(served.rate), is_floor)
+    return Capacity(_rounded(max(*(point.goodput for point in points), min(point.rate for point in points))), is_floor)
 
 
 def best_of(tried: Mapping[str, Sequence[RequestRecord]], slo: Slo) -> str:

@@ -6,7 +6,7 @@ import secrets
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +14,15 @@ from loadtest import options
 from loadtest.baseline.fleet import Fleet
 from loadtest.baseline.outcome import cells_of, write_outcome
 from loadtest.baseline.study import TIME, Design, run_study
-from loadtest.baseline.systems import Hardware, adaptive, collocated, default_splits, disaggregated, speculating
+from loadtest.baseline.systems import (
+    Hardware,
+    System,
+    adaptive,
+    collocated,
+    default_splits,
+    disaggregated,
+    speculating,
+)
 from loadtest.baseline.windows import Study, WindowFile
 from loadtest.baseline.workloads import OF_GUESSES, WORKLOADS, WindowSize, parse_workloads, window_plan
 from loadtest.commands import EXIT_INTERRUPTED, EXIT_OK, with_interrupt
@@ -30,7 +38,111 @@ WANTED = 300
 """Requests of a system at a load, below which nothing is named."""
 
 
+@dataclass(frozen=True)
+class SystemOptions:
+    """What is compared, and on what it runs."""
+
+    workers: Annotated[int, Option("of every system")] = 2
+    prefill: Annotated[str, Option("prefill workers of the fixed splits; default: a quarter, half, three quarters")] = (
+        ""
+    )
+    auto: Annotated[bool, Option("measure mode auto too; without it only the fixed systems")] = True
+    speculation: Annotated[
+        str,
+        Option(
+            "compare collocated workers with this setting (auto, ngram) to those without guesses, in place of splits "
+            "and modes; they serve the model of SHAPE (default 125m) that gives each token its successor"
+        ),
+    ] = ""
+    chunks: Annotated[
+        str, Option(f"chunk budgets to try for fixed systems, tokens; {TIME}: as the TPOT target allows")
+    ] = f"128 512 {TIME}"
+    device: Annotated[str, Option("of every worker; timed:FILE: steps take the time in FILE and compute nothing")] = (
+        "cpu"
+    )
+    model: Annotated[Path, Option("model folder")] = DEMO
+    shape: Annotated[str, Option(f"random weights of this shape instead: {', '.join(SERVED)}")] = ""
+    num_kv_blocks: Annotated[int, Option("KV blocks of each worker")] = 1024
+
+    @property
+    def served(self) -> str:
+        """The shape or the model's folder."""
+        return self._shape or str(self.model)
+
+    @property
+    def label(self) -> str:
+        """Of reports."""
+        return f"{self.workers} workers, {self.device}, {self._shape or self.model.name}"
+
+    @property
+    def settings(self) -> dict[str, object]:
+        """What a study that goes on has to have in common with what was kept."""
+        common: dict[str, object] = {
+            "model": self.served,
+            "device": self.device,
+            "num_kv_blocks": self.num_kv_blocks,
+        }
+        return common | ({"speculation": self.speculation} if self.speculation else {})
+
+    def splits(self) -> Sequence[System]:
+        """The fixed splits, none beside guesses; raises ConfigError (`prefill`)."""
+        if self.speculation:
+            return []
+        splits = integers(self.prefill, "prefill") or default_splits(self.workers)
+        if self.workers < 2 or not all(1 <= split < self.workers for split in splits):
+            raise ConfigError("workers must be at least 2, and every split leaves one of each role", field="prefill")
+        return [disaggregated(split, self.workers) for split in splits]
+
+    def adaptive(self) -> System | None:
+        """What is compared with the best fixed system."""
+        if self.speculation:
+            return speculating(self.workers, self.speculation)
+        return adaptive(self.workers) if self.auto else None
+
+    def check(self) -> None:
+        """Raises ConfigError (`speculation`, `shape`)."""
+        if self.speculation:
+            choice(self.speculation, "speculation", ("auto", "ngram"))
+        if self._shape:
+            choice(self._shape, "shape", SHAPES if self.speculation else SERVED)
+
+    def hardware(self, scratch: Path) -> Hardware:
+        """What all systems run on; a model of a shape is written to `scratch`."""
+        return Hardware(self._written(scratch), self.device, self.num_kv_blocks)
+
+    @property
+    def _shape(self) -> str:
+        return self.shape or ("125m" if self.speculation else "")
+
+    def _written(self, scratch: Path) -> Path:
+        if self.speculation:
+            from loadtest.bench.speculation.successors import successors  # here: the command starts without torch
+
+            return successors(self._shape)
+        return write_model(scratch / self.shape, SERVED[self.shape], self.model) if self.shape else self.model
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """Which requests the systems get, and how many."""
+
+    workloads: Annotated[
+        str,
+        Option(f"{', '.join(WORKLOADS)}, or NAME=SPEC; with SPECULATION {', '.join(OF_GUESSES)}; default: all of them"),
+    ] = ""
+    loads: Annotated[str, Option("shares of the capacity, which is calibrated for each workload")] = "0.7 1.0 1.3"
+    rounds: Annotated[int, Option("windows of every system at every load", at_least=1)] = 8
+    requests: Annotated[int, Option("least number of requests of a window", at_least=1)] = 50
+    window: Annotated[str, Option("least time of a window, in which more requests may come")] = "2s"
+    warm_up: Annotated[int, Option("requests of every system before its first round", at_least=0)] = 0
+    slo: Annotated[str | None, Option("default: 3 times one request alone, for each workload")] = None
+    vocab_size: options.VocabSize = 1000
+    seed: options.Seed = None
+
+
 def baseline(
+    systems: SystemOptions,
+    load: LoadOptions,
     out: Annotated[
         Path | None,
         Option("JSON file for the figures, with tables, page and windows beside it; default: in out/", writes="file"),
@@ -38,43 +150,10 @@ def baseline(
     go_on: Annotated[
         bool, Option("keep the windows beside OUT, and measure what is missing or more", name="continue")
     ] = False,
-    workloads: Annotated[
-        str,
-        Option(f"{', '.join(WORKLOADS)}, or NAME=SPEC; with SPECULATION {', '.join(OF_GUESSES)}; default: all of them"),
-    ] = "",
-    loads: Annotated[str, Option("shares of the capacity, which is calibrated for each workload")] = "0.7 1.0 1.3",
-    rounds: Annotated[int, Option("windows of every system at every load", at_least=1)] = 8,
-    requests: Annotated[int, Option("least number of requests of a window", at_least=1)] = 50,
-    window: Annotated[str, Option("least time of a window, in which more requests may come")] = "2s",
-    warm_up: Annotated[int, Option("requests of every system before its first round", at_least=0)] = 0,
     budget: Annotated[str, Option("time for everything; what does not fit is not measured")] = "14m",
     within: Annotated[
         float, Option("percent: an interval up to ± this shows that there is no difference", at_least=0)
     ] = 5.0,
-    slo: Annotated[str | None, Option("default: 3 times one request alone, for each workload")] = None,
-    workers: Annotated[int, Option("of every system")] = 2,
-    prefill: Annotated[
-        str, Option("prefill workers of the fixed splits; default: a quarter, half, three quarters")
-    ] = "",
-    auto: Annotated[bool, Option("measure mode auto too; without it only the fixed systems")] = True,
-    speculation: Annotated[
-        str,
-        Option(
-            "compare collocated workers with this setting (auto, ngram) to those without guesses, in place of splits "
-            "and modes; they serve the model of SHAPE (default 125m) that gives each token its successor"
-        ),
-    ] = "",
-    chunks: Annotated[
-        str, Option(f"chunk budgets to try for fixed systems, tokens; {TIME}: as the TPOT target allows")
-    ] = f"128 512 {TIME}",
-    device: Annotated[str, Option("of every worker; timed:FILE: steps take the time in FILE and compute nothing")] = (
-        "cpu"
-    ),
-    model: Annotated[Path, Option("model folder")] = DEMO,
-    shape: Annotated[str, Option(f"random weights of this shape instead: {', '.join(SERVED)}")] = "",
-    num_kv_blocks: Annotated[int, Option("KV blocks of each worker")] = 1024,
-    vocab_size: options.VocabSize = 1000,
-    seed: options.Seed = None,
     traces: Annotated[
         Path | None, Option("folder for each window's requests, as the simulator reads them", writes="folder")
     ] = None,
@@ -84,57 +163,43 @@ def baseline(
     budget_s = duration_s(budget)
     if budget_s <= 0:
         raise ConfigError(f"budget must be above 0s, got {budget}", field="budget")
-    splits = integers(prefill, "prefill") or default_splits(workers)
-    if speculation:
-        choice(speculation, "speculation", ("auto", "ngram"))
-        splits, workloads, chunks = [], workloads or " ".join(OF_GUESSES), TIME
-    elif workers < 2 or not all(1 <= split < workers for split in splits):
-        raise ConfigError("workers must be at least 2, and every split leaves one of each role", field="prefill")
-    named = parse_workloads(workloads or " ".join(WORKLOADS))
-    guessing = speculating(workers, speculation) if speculation else None
-    design = Design(
-        workloads=named,
-        loads=_loads(loads),
-        collocated=collocated(workers),
-        splits=[disaggregated(split, workers) for split in splits],
-        adaptive=guessing or (adaptive(workers) if auto else None),
-        chunks=_chunks(chunks),
-        rounds=rounds,
-        size=WindowSize(requests, duration_s(window)),
-        slo=None if slo is None else parse_slo(slo),
-        seed=secrets.randbelow(MAX_SEED) if seed is None else seed,
-        vocab_size=vocab_size,
-        commit=commit(),
-        traces=traces,
-        warm_up=warm_up,
-    )
-    for spec in named.values():  # errors in it show before anything starts
-        window_plan(spec, Slo(1.0), 1.0, design.size, design.seed, vocab_size)
-    shape = shape or ("125m" if speculation else "")
-    if shape:
-        choice(shape, "shape", SHAPES if speculation else SERVED)
+    design = _design(systems, load, traces)
     file = WindowFile(out.with_suffix(".windows.jsonl"))
-    common: dict[str, object] = {"model": shape or str(model), "device": device, "num_kv_blocks": num_kv_blocks}
-    if speculation:
-        common["speculation"] = speculation
-    study = _study(file, design, common, go_on, seed is not None)
+    study = _study(file, design, systems.settings, go_on, load.seed is not None)
     design = replace(design, seed=study.settings["seed"])
     with tempfile.TemporaryDirectory(prefix="tandem-loadtest-") as scratch:
-        served = _served(model, shape, Path(scratch), is_guessed=bool(speculation))
-        fleet = Fleet(Hardware(served, device, num_kv_blocks), out.with_suffix(".logs"))
+        fleet = Fleet(systems.hardware(Path(scratch)), out.with_suffix(".logs"))
         stopped, interrupted = with_interrupt(lambda stop: run_study(design, study, file, fleet, budget_s, stop))
     cells = cells_of(design, study, WANTED, within / 100)
-    origin = f"{workers} workers, {device}, {shape or model.name} · seed {design.seed} · {design.commit}"
-    print(f"\n{write_outcome(out, design, cells, origin, stopped)}\nfigures: {out}, page: {out.with_suffix('.html')}")
+    origin = f"{systems.label} · seed {design.seed}"
+    text = write_outcome(out, design, cells, f"{origin} · {design.commit}", stopped)
+    print(f"\n{text}\nfigures: {out}, page: {out.with_suffix('.html')}")
     return EXIT_INTERRUPTED if interrupted else EXIT_OK
 
 
-def _served(model: Path, shape: str, scratch: Path, *, is_guessed: bool) -> Path:
-    if is_guessed:
-        from loadtest.bench.speculation.successors import successors  # imported here: the command starts without torch
-
-        return successors(shape)
-    return write_model(scratch / shape, SERVED[shape], model) if shape else model
+def _design(systems: SystemOptions, load: LoadOptions, traces: Path | None) -> Design:
+    """What the options ask for; raises ConfigError naming the one that is wrong, before anything starts."""
+    systems.check()
+    default = OF_GUESSES if systems.speculation else WORKLOADS
+    design = Design(
+        workloads=parse_workloads(load.workloads or " ".join(default)),
+        loads=_loads(load.loads),
+        collocated=collocated(systems.workers),
+        splits=systems.splits(),
+        adaptive=systems.adaptive(),
+        chunks=[TIME] if systems.speculation else _chunks(systems.chunks),
+        rounds=load.rounds,
+        size=WindowSize(load.requests, duration_s(load.window)),
+        slo=None if load.slo is None else parse_slo(load.slo),
+        seed=secrets.randbelow(MAX_SEED) if load.seed is None else load.seed,
+        vocab_size=load.vocab_size,
+        commit=commit(),
+        traces=traces,
+        warm_up=load.warm_up,
+    )
+    for spec in design.workloads.values():
+        window_plan(spec, Slo(1.0), 1.0, design.size, design.seed, design.vocab_size)
+    return design
 
 
 def _study(file: WindowFile, design: Design, common: Mapping[str, object], go_on: bool, seed_given: bool) -> Study:

@@ -217,7 +217,7 @@ def as_markdown(cells: Sequence[Cell], stopped: str) -> str:
     for workload, of_it in _by_workload(cells).items():
         found = of_it[0].workload
         parts += [
-            f"## {workload}\n\n`{found.spec}`, {found.slo}, capacity {found.capacity:g} req/s",
+            f"## {workload}\n\n`{found.spec}`, {found.slo}, capacity {found.shown_capacity}",
             markdown.table(_FIGURES, figure_rows(of_it), left=(0, 1)),
             markdown.table(_COMPARED, comparison_rows(of_it), left=(0, 1, 5)),
         ]
@@ -230,7 +230,7 @@ def as_page(cells: Sequence[Cell], title: str, origin: str, stopped: str) -> str
     for workload, of_it in _by_workload(cells).items():
         parts += [
             f"<h2>{workload}</h2>",
-            f'<p class="dim">{escape(of_it[0].workload.spec)} · {of_it[0].workload.slo}</p>',
+            f'<p class="dim">{_workload_line(of_it[0].workload)}</p>',
             interval_chart(f"Ratios of goodput, {workload}", _bars(of_it)),
             report.table(_FIGURES, figure_rows(of_it)),
             report.table(_COMPARED, comparison_rows(of_it)),
@@ -239,9 +239,10 @@ def as_page(cells: Sequence[Cell], title: str, origin: str, stopped: str) -> str
 
 
 def results(design: Design, cells: Sequence[Cell]) -> list[Result]:
-    """`WORKLOAD LOAD SYSTEM: goodput` for each system, with its attainment as the fraction of the offered rate. The
-    adaptive system has its ratio to the best fixed one, the second turn of a system that to its first."""
-    rows = []
+    """`WORKLOAD: capacity` for each workload, and `WORKLOAD LOAD SYSTEM: goodput` for each system, with its attainment
+    as the fraction of the offered rate. The adaptive system has its ratio to the best fixed one, the second turn of a
+    system that to its first."""
+    rows = [_capacity_row(of_it[0].workload) for of_it in _by_workload(cells).values()]
     fixed = [system.name for system in design.fixed]
     for cell in cells:
         for turn in cell.turns.values():
@@ -272,6 +273,10 @@ def results(design: Design, cells: Sequence[Cell]) -> list[Result]:
     return rows
 
 
+def _capacity_row(workload: Calibrated) -> Result:
+    return Result(f"{workload.name}: capacity", workload.capacity, "req/s", at_least=workload.capacity_is_floor or None)
+
+
 def write_outcome(path: Path, design: Design, cells: Sequence[Cell], origin: str, stopped: str) -> str:
     """The JSON file, and its neighbours `.md` and `.html`; returns the Markdown."""
     text = as_markdown(cells, stopped)
@@ -280,6 +285,10 @@ def write_outcome(path: Path, design: Design, cells: Sequence[Cell], origin: str
     title = ", ".join(design.turns[name].name for name in _compared(design))
     write_text(path.with_suffix(".html"), as_page(cells, title, origin, stopped))
     return text
+
+
+def _workload_line(workload: Calibrated) -> str:
+    return escape(f"{workload.spec} · {workload.slo} · capacity {workload.shown_capacity}")
 
 
 def _by_workload(cells: Sequence[Cell]) -> dict[str, list[Cell]]:

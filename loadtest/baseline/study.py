@@ -13,11 +13,11 @@ from loadtest.baseline.calibration import (
     IN_TIME,
     NUM_REQUESTS,
     USERS_A_WORKER,
+    Capacity,
     Sample,
     best_of,
     busy_rate,
     capacity_from,
-    point_of,
     rates_up_to,
     targets_from,
 )
@@ -32,7 +32,8 @@ from loadtest.records import RequestRecord
 from loadtest.run import Plan, RunResult, plan_run
 from loadtest.schedule import Limits
 from loadtest.slo import Slo
-from loadtest.summary import invalid_reasons
+from loadtest.summary import invalid_reasons, summarize
+from loadtest.sweep import point_of
 from shared.errors import WorkerLost
 
 TIME = "time"
@@ -128,7 +129,7 @@ class Conductor:
         # Its part begins here: the first one's calibration started clusters for all.
         begins_s = time.perf_counter()
         deadline_s = begins_s + max(ends_s - begins_s, 0.0) / num_left
-        print(f"{name}: {found.spec}, {found.slo}, capacity {found.capacity:g} req/s, chunks {_listed(found.chunks)}")
+        print(f"{name}: {found.spec}, {found.slo}, capacity {found.shown_capacity}, chunks {_listed(found.chunks)}")
         candidates = {turn: self._candidate(found, system) for turn, system in self.design.turns.items()}
         for candidate in dict.fromkeys(candidates.values()) if self.design.warm_up else ():
             await self._warm_up(found, candidate)
@@ -218,10 +219,11 @@ class Conductor:
         capacity = await self._capacity(name, spec, slo, busy_rate(busy.records, busy.duration_s))
         if capacity is None:
             return None
-        best = await self._best_chunks(Calibrated(name, spec, slo, capacity, {}))
+        found = Calibrated(name, spec, slo, capacity.rate, {}, capacity.is_floor)
+        best = await self._best_chunks(found)
         if best is None:
             return None
-        found = Calibrated(name, spec, slo, capacity, best)
+        found = replace(found, chunks=best)
         self.file.add_workload(found)
         self.study.workloads[name] = found
         return found
@@ -234,8 +236,8 @@ class Conductor:
             plan = replace(plan, workload=Sample(plan.workload))
         return await self._measured(candidate, plan, f"{name}, {users} at a time")
 
-    async def _capacity(self, name: str, spec: str, slo: Slo, busy: float) -> float | None:
-        """Requests/s that the collocated system serves in time; None where it was stopped."""
+    async def _capacity(self, name: str, spec: str, slo: Slo, busy: float) -> Capacity | None:
+        """What the collocated system serves in time; None where the study was stopped."""
         design = self.design
         chunk = TIME if TIME in design.chunks else design.chunks[-1]
         candidate, space = self._with_chunk(design.collocated, chunk, slo), rates_up_to(busy)
@@ -250,7 +252,7 @@ class Conductor:
                 result = await self._measured(candidate, plan, f"{name}, {rate:g} req/s")
                 if result is None:
                     return None
-                tries.append(point_of(rate, result, slo))
+                tries.append(point_of(rate, summarize(result)))
             points.append(max(tries, key=lambda point: point.attainment))
         return capacity_from(points)
 

@@ -70,6 +70,13 @@ class Calibrated:
     """Requests/s of which a collocated system serves nine in ten in time: loads are shares of it."""
     chunks: Mapping[str, str]
     """The best chunk budget of each fixed system, by its name."""
+    capacity_is_floor: bool = False
+    """Whether the generator was late in a window that would have shown more."""
+
+    @property
+    def shown_capacity(self) -> str:
+        """The capacity for a reader."""
+        return f"{'at least ' if self.capacity_is_floor else ''}{self.capacity:g} req/s"
 
 
 @dataclass(slots=True)

@@ -23,6 +23,7 @@ from typing import Annotated
 
 from loadtest.rig.command_line import Option, Out
 from loadtest.rig.models import SHAPES, checkpoint
+from loadtest.rig.results import write_text
 from services.worker.weights.files import folder_files
 from shared.errors import Internal
 
@@ -137,4 +138,4 @@ def main(
     text = json.dumps(asyncio.run(_measure(model, rounds)), indent=2)
     print(text)
     if out is not None:
-        out.write_text(text + "\n")
+        write_text(out, text + "\n")

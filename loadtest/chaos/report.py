@@ -69,6 +69,7 @@ class RowFile:
             "commit": row.commit,
             "took_s": round(row.took_s, 1),
         }
+        self._lines.parent.mkdir(parents=True, exist_ok=True)
         for path, text in ((self._lines, str(outcome)), (self._records, json.dumps(record))):
             with path.open("a") as file:
                 file.write(f"{text}\n")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import inspect
 import math
+import os
 import sys
 import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -36,16 +37,15 @@ class Option:
     above: float | None = None
     at_most: float | None = None
     writes: Literal["", "file", "folder"] = ""
-    """What is written there in the end, if anything: where it cannot be, the option is refused at once."""
+    """What is written there in the end, if anything: where it cannot be, the option is refused before the run."""
 
-    def check(self, name: str, value: object) -> None:
-        """Raises ConfigError for a number out of bounds or no number, and for a place that cannot be written to."""
-        if isinstance(value, int | float):
-            self._check_number(name, value)
+    def check_place(self, name: str, value: object) -> None:
+        """Raises ConfigError for a place that the command cannot write to. Makes no folder."""
         if self.writes and isinstance(value, Path):
-            _check_writable(name, value, value if self.writes == "folder" else value.parent)
+            _check_writable(name, value, is_folder=self.writes == "folder")
 
-    def _check_number(self, name: str, value: float) -> None:
+    def check_number(self, name: str, value: float) -> None:
+        """Raises ConfigError for a number out of bounds, and for what is no number."""
         low = -math.inf if self.at_least is None else self.at_least
         high = math.inf if self.at_most is None else self.at_most
         # An integer of more digits than a float holds is no number that anything here can use.
@@ -123,15 +123,19 @@ def call(function: Callable[..., int | None], arguments: Sequence[str], name: st
     parser = argparse.ArgumentParser(prog=name, description=inspect.getdoc(function))
     hints = get_type_hints(function, include_extras=True)
     groups: dict[str, Any] = {parameter: kind for parameter, kind in hints.items() if is_dataclass(kind)}
-    for parameter in inspect.signature(function).parameters.values():
-        if parameter.name not in groups:
-            _add(parser, parameter.name, hints[parameter.name], parameter.default)
+    options = [
+        _add(parser, parameter.name, hints[parameter.name], parameter.default)
+        for parameter in inspect.signature(function).parameters.values()
+        if parameter.name not in groups
+    ]
     for kind in groups.values():
-        _add_fields(parser, kind)
+        options += _add_fields(parser, kind)
     given = {
         key: " ".join(value) if isinstance(value, list) else value
         for key, value in vars(parser.parse_args(arguments)).items()
     }
+    for name, option in options:
+        option.check_place(_flag(name, option), given[name])
     made = {
         parameter: kind(**{field.name: given.pop(field.name) for field in fields(kind)})
         for parameter, kind in groups.items()
@@ -139,21 +143,24 @@ def call(function: Callable[..., int | None], arguments: Sequence[str], name: st
     return function(**given, **made)
 
 
-def _add_fields(parser: argparse.ArgumentParser, kind: Any) -> None:
+def _add_fields(parser: argparse.ArgumentParser, kind: Any) -> list[tuple[str, Option]]:
     hints = get_type_hints(kind, include_extras=True)
-    for field in fields(kind):
+    return [
         _add(
             parser,
             field.name,
             hints[field.name],
             inspect.Parameter.empty if field.default is MISSING else field.default,
         )
+        for field in fields(kind)
+    ]
 
 
-def _add(parser: argparse.ArgumentParser, name: str, hint: Any, default: object) -> None:
+def _add(parser: argparse.ArgumentParser, name: str, hint: Any, default: object) -> tuple[str, Option]:
+    """Adds the parameter to the parser; returns its name and its option."""
     kind, option = (get_args(hint)[0], get_args(hint)[1]) if get_origin(hint) is Annotated else (hint, Option())
     kind = next((part for part in get_args(kind) if part is not NoneType), kind)  # of `Path | None`
-    flag = "--" + (option.name or name.replace("_", "-"))
+    flag = f"--{_flag(name, option)}"
     required = default is inspect.Parameter.empty
     settings: dict[str, Any] = {"dest": name, "required": required, "help": option.help.replace("%", "%%")}
     if not required:
@@ -166,6 +173,12 @@ def _add(parser: argparse.ArgumentParser, name: str, hint: Any, default: object)
         parser.add_argument(flag, nargs="+", **settings)
     else:
         parser.add_argument(flag, type=_checked(kind, option, flag.removeprefix("--")), **settings)
+    return name, option
+
+
+def _flag(name: str, option: Option) -> str:
+    """The parameter's flag, without its dashes."""
+    return option.name or name.replace("_", "-")
 
 
 def _checked(kind: Callable[[str], Any], option: Option, name: str) -> Callable[[str], Any]:
@@ -173,20 +186,24 @@ def _checked(kind: Callable[[str], Any], option: Option, name: str) -> Callable[
 
     def read(text: str) -> Any:
         value = kind(text)
-        option.check(name, value)
+        if isinstance(value, int | float):
+            option.check_number(name, value)
         return value
 
     read.__name__ = kind.__name__  # in argparse's message of what is no number
     return read
 
 
-def _check_writable(name: str, path: Path, folder: Path) -> None:
-    """Makes the folder; raises ConfigError where that or a file in it cannot be made."""
+def _check_writable(name: str, path: Path, *, is_folder: bool) -> None:
+    """Raises ConfigError where the file or folder cannot be made, or replaced where it exists."""
     try:
-        if path != folder and path.is_dir():
+        if not is_folder and path.is_dir():
             raise IsADirectoryError("it is a folder")
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
+        if not is_folder and path.exists() and not (path.stat().st_mode & 0o222 and os.access(path, os.W_OK)):
+            raise PermissionError("it is read-only")  # for root too, which the system would let write
+        folder = path if is_folder else path.parent
+        existing = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+        with tempfile.TemporaryFile(dir=existing):
             pass
     except OSError as error:
         raise ConfigError(f"{name}: {path} cannot be written: {error}", field=name) from error

@@ -30,6 +30,8 @@ class Result:
     low: float | None = None
     """Between this and `high` the ratio lies with 95 % confidence."""
     high: float | None = None
+    at_least: bool | None = None
+    """True where the value is a lower bound: no more could be measured."""
 
 
 class Report:
@@ -121,7 +123,7 @@ def _is_known(value: object) -> bool:
 def _cells(result: Result) -> list[str]:
     return [
         result.name,
-        f"{result.value:,.4g} {result.unit}",
+        f"{'at least ' if result.at_least else ''}{result.value:,.4g} {result.unit}",
         f"{result.limit:,.4g} {result.unit}" if result.limit is not None else "",
         f"{result.fraction:.0%}" if result.fraction is not None else "",
         result.peer or "",

@@ -253,8 +253,8 @@ def with_flags(command: Sequence[str], **values: str) -> list[str]:
 
 
 def plan_workers(spec: ClusterSpec, shares: Sequence[CoreShare]) -> list[WorkerPlan]:
-    """All workers by name (`prefill-0`, `decode-0`, …), one model after another, prefill first; `shares` are their
-    processes' cores in that order. GPUs are dealt in the same order."""
+    """All workers by name (`prefill-0`, `decode-0`, …; `worker-0`, … in auto mode), one model after another, prefill
+    first; `shares` are their processes' cores in that order. GPUs are dealt in the same order."""
     names = [(role, name, pools) for pools in spec.pools for role, name in pools.workers]
     of_ranks = iter(shares)
     cores_of = [

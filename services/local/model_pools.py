@@ -19,21 +19,26 @@ MAX_WORKERS = 64
 
 
 def _usual_mode() -> Mode:
+    """auto, or disaggregated where prefill workers differ from decode workers"""
     return "auto"
 
 
 def _prefill_by_mode(values: Mapping[str, object]) -> int:
+    """1, or 0 in collocated mode"""
     return 0 if values.get("mode") == "collocated" else 1
 
 
-def _differ(values: Mapping[str, Any]) -> bool:
-    """Whether prefill workers are to differ from decode workers, by the options as they were given."""
-    of_prefill = (
-        values.get("prefill_kv_dtype", "same") != "same" or values.get("prefill_tp") or values.get("prefill_ep")
-    )
-    return bool(of_prefill) or any(
-        values.get(f"decode_{degree}") not in (None, 0, values.get(degree, 1)) for degree in ("tp", "ep")
-    )
+def _that_differs(values: Mapping[str, Any]) -> str:
+    """The first option that makes prefill workers differ from decode workers; empty without one."""
+    if values.get("prefill_kv_dtype", "same") != "same":
+        return "prefill_kv_dtype"
+    of_prefill = [name for name in ("prefill_tp", "prefill_ep") if values.get(name)]
+    of_decode = [
+        f"decode_{degree}"
+        for degree in ("tp", "ep")
+        if values.get(f"decode_{degree}") not in (None, 0, values.get(degree, 1))
+    ]
+    return next(iter(of_prefill + of_decode), "")
 
 
 class PoolOptions(ModeSettings, EngineSettings, AdapterSettings, CheckedGroup):
@@ -52,7 +57,7 @@ class PoolOptions(ModeSettings, EngineSettings, AdapterSettings, CheckedGroup):
     @model_validator(mode="before")
     @classmethod
     def _choose_mode(cls, values: dict[str, Any]) -> dict[str, Any]:
-        return {"mode": "disaggregated", **values} if _differ(values) else values
+        return {"mode": "disaggregated", **values} if _that_differs(values) else values
 
     @model_validator(mode="after")
     def _check_prefill(self) -> PoolOptions:
@@ -60,8 +65,11 @@ class PoolOptions(ModeSettings, EngineSettings, AdapterSettings, CheckedGroup):
         high = 0 if self.mode == "collocated" else MAX_WORKERS
         if not low <= self.num_prefill <= high:
             limit = f"{low}" if low == high else f"between {low} and {high}"
+            option = _that_differs(vars(self)) if self.mode == "disaggregated" else ""
+            # The mode follows from the option: a user who gave that knows nothing of modes.
+            why = f"where {option} makes prefill workers differ" if option else f"in {self.mode} mode"
             raise ConfigError(
-                f"prefill must be {limit} in {self.mode} mode, got {self.num_prefill}",
+                f"prefill must be {limit} {why}, got {self.num_prefill}",
                 field="prefill",
                 value=self.num_prefill,
             )

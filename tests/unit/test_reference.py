@@ -79,6 +79,8 @@ def test_commands_and_targets_are_all_there(reference: ModuleType) -> None:
         "### `tandem cache pin PREFIX`",
         "| `bench-router` |",
         "`--example, --no-example`",
+        "| `--mode` | auto, or disaggregated where prefill workers differ from decode workers |",
+        "| `--prefill` | 1, or 0 in collocated mode |",
     ):
         assert heading in page
 

@@ -58,6 +58,7 @@ class Runs:
     def _add(self, row: dict[str, Any]) -> None:
         self._rows[self._text(row, row["system"], row["commit"])] = row
         if self.path is not None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("a") as file:
                 file.write(json.dumps(row) + "\n")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -27,12 +28,18 @@ STOPPING: dict[str, bool | str] = {"false": False, "true": True, "never": "never
 
 def transformers_beams(folder: Path, prompt: list[int], search: BeamSearch, ends: list[int]) -> list[list[int]]:
     """Best first, up to their ends."""
+    return [list(answer) for answer in _answers(folder, tuple(prompt), search, tuple(ends))]
+
+
+@cache
+def _answers(folder: Path, prompt: tuple[int, ...], search: BeamSearch, ends: tuple[int, ...]) -> list[list[int]]:
     model, tokens = load_transformers(folder), torch.tensor([prompt])
     with torch.inference_mode():
         output = model.generate(
             tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=NUM_TOKENS, do_sample=False,
             num_beams=search.width, num_return_sequences=search.num_answers, length_penalty=search.length_penalty,
-            early_stopping=STOPPING[search.early_stopping], eos_token_id=ends or None, pad_token_id=(ends or [0])[0],
+            early_stopping=STOPPING[search.early_stopping], eos_token_id=list(ends) or None,
+            pad_token_id=(ends or (0,))[0],
         )  # fmt: skip
     answers = []
     for row in output[:, len(prompt) :].tolist():
@@ -78,6 +85,16 @@ def plain(tmp_path_factory):
     return write_family(tmp_path_factory.mktemp("model") / "model", "LlamaForCausalLM")
 
 
+OTHERS = [[5 + (i * k) % 200 for i in range(9 + 3 * k)] for k in range(1, 3)]
+
+
+@pytest.fixture(scope="module")
+def others_alone(plain):
+    """Greedy answers to OTHERS, one by one and with room for all."""
+    with EngineRun(plain, max_num_batched_tokens=64) as roomy:
+        return [roomy.generate(prompt, max_tokens=NUM_TOKENS)[0] for prompt in OTHERS]
+
+
 @pytest.mark.parametrize(
     "search",
     [BeamSearch(4, 4), BeamSearch(3, 1, 0.6, "true"), BeamSearch(4, 2, 2.0, "never"), BeamSearch(1, 1)],
@@ -111,11 +128,10 @@ def test_handed_over_behind_its_own_prefix_and_damaged_the_answers_are_the_same(
 @pytest.mark.parametrize(
     ("num_blocks", "num_host_blocks", "max_num_seqs"), [(64, 0, 8), (9, 0, 8), (9, 64, 8), (5, 0, 8), (64, 0, 2)]
 )
-def test_among_others_out_of_blocks_and_out_of_places(plain, num_blocks, num_host_blocks, max_num_seqs, ahead):
-    others = [[5 + (i * k) % 200 for i in range(9 + 3 * k)] for k in range(1, 3)]
+def test_among_others_out_of_blocks_and_out_of_places(
+    plain, others_alone, num_blocks, num_host_blocks, max_num_seqs, ahead
+):
     searches = [BeamSearch(4, 4), BeamSearch(3, 2, 0.0)]
-    with EngineRun(plain, max_num_batched_tokens=64) as roomy:
-        alone = [roomy.generate(prompt, max_tokens=NUM_TOKENS)[0] for prompt in others]
     expected = [transformers_beams(plain, PROMPT[i:], search, []) for i, search in enumerate(searches)]
     run = EngineRun(
         plain, num_blocks=num_blocks, max_num_batched_tokens=32, config=RunnerConfig(max_num_seqs=max_num_seqs),
@@ -123,7 +139,7 @@ def test_among_others_out_of_blocks_and_out_of_places(plain, num_blocks, num_hos
     )  # fmt: skip
     try:
         beams = [run.sequence(PROMPT[i:], NUM_TOKENS, beams=search) for i, search in enumerate(searches)]
-        greedy = [run.sequence(prompt, NUM_TOKENS) for prompt in others]
+        greedy = [run.sequence(prompt, NUM_TOKENS) for prompt in OTHERS]
         for item in (beams[0], greedy[0], beams[1], greedy[1]):
             run.engine.submit(AddSequence(item))
         tokens: dict[str, list[int]] = {item.sequence_id: [] for item in greedy}
@@ -137,7 +153,7 @@ def test_among_others_out_of_blocks_and_out_of_places(plain, num_blocks, num_hos
                     answers[token.sequence_id] = [list(answer.token_ids) for answer in token.beams]
     finally:
         run.close()
-    assert [tokens[item.sequence_id] for item in greedy] == alone
+    assert [tokens[item.sequence_id] for item in greedy] == others_alone
     assert [answers[item.sequence_id] for item in beams] == expected
     left_clean(run)
 

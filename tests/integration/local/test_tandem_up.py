@@ -20,14 +20,23 @@ from tests.waiting import DEADLINE_S
 ROOT = Path(__file__).resolve().parents[3]
 TANDEM = [sys.executable, "-m", "tandem_cli.main"]
 MODEL = ROOT / "models" / "demo"
+TWO_MODELS = {
+    "models": [
+        {"model": str(MODEL), "num_kv_blocks": 64},
+        {"model": str(MODEL), "num_kv_blocks": 64, "name": "two", "mode": "disaggregated"},
+    ]
+}
+"""A model in the default mode, and one with a pool for each role."""
 
 
 @contextmanager
 def running_cluster(folder: Path, mode: str) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
     """`tandem serve` on free ports, its HTTP and its gRPC address; killed at the end if it still runs. Without a `mode`
-    it has the default."""
-    command = [*TANDEM, "serve", "--model", str(MODEL), "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0"]
-    command += ["--num-kv-blocks", "64", *(["--mode", mode] if mode else [])]
+    it serves TWO_MODELS."""
+    (folder / "models.json").write_text(json.dumps(TWO_MODELS))
+    command = [*TANDEM, "serve", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0"]
+    one = ["--model", str(MODEL), "--num-kv-blocks", "64", "--mode", mode]
+    command += one if mode else ["--config", str(folder / "models.json")]
     with (
         (folder / "stderr").open("w") as stderr,
         subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=stderr, text=True) as launcher,
@@ -76,17 +85,21 @@ def end_of_a_stream_that_is_cut(launcher: subprocess.Popen[str], http: str) -> s
 def test_it_answers_and_leaves_no_process_behind(tmp_path: Path, number: signal.Signals, mode: str) -> None:
     with running_cluster(tmp_path, mode) as (launcher, http, grpc):
         status = json.loads(tandem("status", "--json", "--target", grpc))
-        workers = {"prefill-0", "decode-0"} if mode else {"worker-0", "worker-1"}
-        assert {worker["worker"]["name"] for worker in status["workers"]} == workers
+        prefills, decodes = {"prefill-0"}, {"decode-0"}
+        if not mode:
+            prefills, decodes = {"two-prefill-0"}, {"worker-0", "worker-1", "two-decode-0"}
+        assert {worker["worker"]["name"] for worker in status["workers"]} == prefills | decodes
         assert status["ready"]
         arguments = ("generate", "--raw", "Then", "--json", "-n", "8", "--temperature", "0", "--target", grpc)
-        first, second = json.loads(tandem(*arguments)), json.loads(tandem(*arguments))
+        first = json.loads(tandem(*arguments))
+        second = json.loads(tandem(*arguments, *([] if mode else ["--model", "two"])))
         assert first["usage"]["num_output_tokens"] == 8
         assert first["token_ids"] == second["token_ids"]
-        assert first["decode_worker"] in (workers - {"prefill-0"})
+        assert first["decode_worker"] in decodes - {"two-decode-0"}
+        assert second["decode_worker"] == ("decode-0" if mode else "two-decode-0")
 
         children = psutil.Process(launcher.pid).children(recursive=True)
-        assert len(children) >= 5  # Valkey, KV store, two workers, router
+        assert len(children) >= (5 if mode else 7)  # Valkey, KV store, two workers a model, router
         if number == signal.SIGINT:
             end = json.loads(end_of_a_stream_that_is_cut(launcher, http).removeprefix("data: "))
             assert "shutting down" in end["error"]["message"]

@@ -8,9 +8,12 @@ import time
 from dataclasses import replace
 
 from services.router.workers.discovery import StaticDiscovery
-from shared.rpc.server import KEEPALIVE_MS, PING_TIMEOUT_MS
+from shared.rpc import server
+from shared.rpc.server import KEEPALIVE_MS
 from tests.integration.router.router_under_test import Router, decode_worker
 from tests.waiting import until
+
+PING_TIMEOUT_MS = 1_500
 
 
 class Relay:
@@ -59,7 +62,12 @@ class RelayedRouter(Router):
         return StaticDiscovery(replace(worker, address=self.relay_address) for worker in found.workers)
 
 
-async def test_a_connection_that_is_frozen_ends_by_its_pings():
+async def test_a_connection_that_is_frozen_ends_by_its_pings(monkeypatch):
+    for name in ("CHANNEL_OPTIONS", "SERVER_OPTIONS"):
+        options = getattr(server, name)
+        assert sum(value == server.PING_TIMEOUT_MS for _, value in options) == 2
+        shorter = ((key, PING_TIMEOUT_MS if value == server.PING_TIMEOUT_MS else value) for key, value in options)
+        monkeypatch.setattr(server, name, tuple(shorter))
     decode = decode_worker()
     await decode.start()
     relay = Relay(decode.address)

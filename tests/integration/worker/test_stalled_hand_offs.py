@@ -5,7 +5,11 @@ What a sender sends under another ticket is never taken, as what it sends into a
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 from types import SimpleNamespace
+
+import pytest
 
 from shared.identity import DECODE
 from shared.rpc.pb.tandem.v1 import types_pb2
@@ -13,6 +17,14 @@ from tests.integration.worker.session_rig import SAMPLING, Router, pools, servin
 
 NUM_REPORTS = 9
 """More than a stalled hand-off needs."""
+
+
+@pytest.fixture(autouse=True)
+def reports_and_stalls_in_a_25th_of_their_time(monkeypatch):
+    for module in ("role", "reservation"):
+        monkeypatch.setattr(f"services.decode.{module}.REPORT_EVERY_S", 0.02)
+    monkeypatch.setattr("services.decode.reservation.DESERTED_S", 0.2)
+    monkeypatch.setattr("shared.kv.handoff.stall.STALLED_S", 0.12)
 
 
 async def submit(it: SimpleNamespace, request_id: str, ticket: int) -> None:
@@ -25,25 +37,38 @@ async def submit(it: SimpleNamespace, request_id: str, ticket: int) -> None:
     )
 
 
-async def pass_on(it: SimpleNamespace, count: int) -> None:
-    """Reports of the decode worker, as a router passes them on."""
-    for _ in range(count):
-        report = (await it.decode.event("arrivals")).arrivals
-        report.transfer_address = it.receiver.transfer.address
-        await it.prefill.send(arrivals=report)
+async def pass_on(it: SimpleNamespace) -> None:
+    """One report of the decode worker, as a router passes it on."""
+    report = (await it.decode.event("arrivals")).arrivals
+    report.transfer_address = it.receiver.transfer.address
+    await it.prefill.send(arrivals=report)
+
+
+@contextlib.asynccontextmanager
+async def passing_on(it: SimpleNamespace) -> AsyncIterator[None]:
+    """All reports meanwhile: a slow machine's prefill worker has nothing sent at the first ones."""
+
+    async def keep_passing() -> None:
+        while not is_over:
+            await pass_on(it)
+
+    is_over = False
+    passing = asyncio.create_task(keep_passing())
+    yield
+    is_over = True
+    await passing  # its last report: to cancel a read would end the session
 
 
 async def test_blocks_that_leave_and_do_not_arrive_fail_the_request_and_all_for_the_same_receiver():
     async with pools() as it:
         await submit(it, "a#1", it.reserved.ticket ^ 1)
         await submit(it, "other#1", it.reserved.ticket ^ 2)
-        passing = asyncio.create_task(pass_on(it, NUM_REPORTS))
-        failures = [(await it.prefill.event("failed")).failed for _ in range(2)]
+        async with passing_on(it):
+            failures = [(await it.prefill.event("failed")).failed for _ in range(2)]
         assert {failed.request_id for failed in failures} == {"a#1", "other#1"}
         assert {failed.error.kind for failed in failures} == {"PeerUnreachable"}
         await it.sender.idle()  # its blocks are free, although nothing took them
         await it.receiver.holds(3)
-        await passing
         await it.decode.send(cancel=types_pb2.Cancel(request_id="a#1"))
 
 
@@ -51,7 +76,8 @@ async def test_a_sender_that_computes_for_long_is_left_alone():
     async with pools() as it:
         it.sender.runner.may_step.clear()
         await submit(it, "a#1", it.reserved.ticket)
-        await pass_on(it, NUM_REPORTS)
+        for _ in range(NUM_REPORTS):
+            await pass_on(it)
         it.sender.runner.may_step.set()
         await it.prefill.event("first_token")
         assert await it.decode.tokens("a#1") == [7] * (SAMPLING["max_tokens"] - 1)
@@ -60,10 +86,9 @@ async def test_a_sender_that_computes_for_long_is_left_alone():
 async def test_a_trailer_that_left_and_did_not_arrive_is_a_stall_too():
     """Small messages leave into a buffer of the network: the prefill worker has forgotten the request by then."""
     async with pools() as it:
-        passing = asyncio.create_task(pass_on(it, NUM_REPORTS))
-        failed = (await it.prefill.event("failed")).failed
+        async with passing_on(it):
+            failed = (await it.prefill.event("failed")).failed
         assert (failed.request_id, failed.error.kind) == ("a#1", "PeerUnreachable")
-        await passing
         await it.decode.send(cancel=types_pb2.Cancel(request_id="a#1"))
 
 

@@ -114,6 +114,11 @@ def test_models_of_the_file(serve: Any) -> None:
             [],
             "prefill must be between 1 and 64 in disaggregated mode, got 0",
         ),
+        (
+            "prefill_tp: 2",
+            ["--prefill", "0"],
+            "prefill must be between 1 and 64 where prefill_tp makes prefill workers differ, got 0",
+        ),
     ],
 )
 def test_what_is_wrong_in_the_file(serve: Any, text: str, flags: list[str], why: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -94,18 +95,21 @@ def test_a_time_that_has_passed_comes_before_everything_that_is_expected() -> No
     assert (run.left(chain("soon", 6)), run.left(chain("late", 6))) == (4, 6)
 
 
-def test_a_common_beginning_stays_for_the_nearest_of_those_that_want_it() -> None:
+@pytest.mark.parametrize(("near", "far"), ["ab", "ba"])
+def test_a_common_beginning_stays_for_the_nearest_of_those_that_want_it(near: str, far: str) -> None:
     run = Clocked(20)
     common = chain("common", 4)
-    run.turn([*common, *chain("a", 4)], session="a", next_turn_s=30.0)
-    run.turn([*common, *chain("b", 4)], session="b", next_turn_s=90.0)
+    run.turn([*common, *chain(near, 4)], session=near, next_turn_s=30.0)
+    run.turn([*common, *chain(far, 4)], session=far, next_turn_s=90.0)
     run.pool.release(run.pool.allocate(8 + 4))
-    assert (run.left([*common, *chain("a", 4)]), run.left([*common, *chain("b", 4)])) == (8, 4)
-    assert run.pool.close_session("a") == 4
-    run.pool.release(run.pool.allocate(12 + 3))
-    assert run.left([*common, *chain("b", 4)]) == 4
+    assert (run.left([*common, *chain(near, 4)]), run.left([*common, *chain(far, 4)])) == (8, 4)
+    run.pool.release(run.pool.allocate(12 + 1))
+    assert (run.left([*common, *chain(near, 4)]), run.left([*common, *chain(far, 4)])) == (7, 4)
+    assert run.pool.close_session(near) == 3
+    run.pool.release(run.pool.allocate(13 + 2))
+    assert run.left([*common, *chain(far, 4)]) == 4
     run.pool.release(run.pool.allocate(18))
-    assert run.left([*common, *chain("b", 4)]) == 2
+    assert run.left([*common, *chain(far, 4)]) == 2
     run.pool.check_integrity()
 
 

@@ -123,6 +123,20 @@ async def test_a_full_batch_does_not_wait_for_the_interval() -> None:
     await subject.close()
 
 
+async def test_fewer_changes_than_a_batch_wait_for_others() -> None:
+    store = FakeStore()
+    subject = publisher(store, flush_interval_s=60, max_batch=3)
+    await subject.start()
+    await store.until(lambda: bool(store.calls))
+    subject.offer(HASHES[:2], [])
+    for _ in range(100):  # turns of the event loop, in which they would be sent
+        await asyncio.sleep(0)
+    subject.offer(HASHES[2:4], [])
+    await store.until(lambda: len(store.calls) > 1)
+    assert store.calls[1] == ("publish", HASHES[:3])
+    await subject.close()
+
+
 async def test_an_outage_is_logged_once_and_nothing_is_lost(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     store = FakeStore()

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loadtest.baseline.calibration import Sample, best_of, busy_rate, capacity_from, point_of, targets_from
+from loadtest.baseline.calibration import Sample, best_of, busy_rate, capacity_from, targets_from
 from loadtest.baseline.outcome import cells_of, results, write_outcome
 from loadtest.baseline.study import Design, in_order
 from loadtest.baseline.systems import (
@@ -28,6 +28,8 @@ from loadtest.rate_search import Point
 from loadtest.records import FailureCause
 from loadtest.rig.models import SERVED, write_model
 from loadtest.slo import Slo
+from loadtest.summary import summarize
+from loadtest.sweep import point_of
 from loadtest.workloads.mooncake import read_mooncake
 from loadtest.workloads.spec import TraceOptions, parse_workload
 from loadtest.workloads.synthetic import FIRST_ANSWERED
@@ -189,13 +191,48 @@ def test_targets_are_three_times_what_one_request_alone_takes() -> None:
 
 def test_the_capacity_is_the_highest_rate_of_which_nine_in_ten_are_in_time() -> None:
     def served(rate: float, num_good: int) -> Point:
-        return point_of(rate, result([answered(i) for i in range(num_good)] + [broken()] * (10 - num_good)), SLO)
+        records = [answered(i) for i in range(num_good)] + [broken()] * (10 - num_good)
+        return point_of(rate, summarize(result(records)))
 
     assert served(4.0, 9).attainment == 0.9
-    assert capacity_from([served(4.0, 10), served(8.0, 6), served(5.7, 9)]) == 5.7
+    assert capacity_from([served(4.0, 10), served(8.0, 6), served(5.7, 9)]) == (5.7, False)
     # No rate was low enough.
-    assert capacity_from([served(0.8, 8), served(0.4, 7)]) == served(0.8, 8).goodput == 0.8
-    assert capacity_from([served(8.0, 0), served(4.0, 0)]) == 4.0
+    assert capacity_from([served(0.8, 8), served(0.4, 7)]) == (served(0.8, 8).goodput, False) == (0.8, False)
+    assert capacity_from([served(8.0, 0), served(4.0, 0)]) == (4.0, False)
+
+
+def test_a_request_that_was_interrupted_was_not_offered_at_a_rate() -> None:
+    records = [answered(0), broken(1), broken(2, FailureCause.INTERRUPTED)]
+    point = point_of(4.0, summarize(result(records)))
+    assert (point.attainment, point.offered_rate) == (0.5, 0.2)
+
+
+def test_a_capacity_is_at_least_the_rate_where_a_late_generator_hid_more() -> None:
+    def at(rate: float, attainment: float, *, valid: bool) -> Point:
+        return Point(rate, rate, rate * attainment, attainment, valid)
+
+    late, kept_up = at(4.0, 1.0, valid=False), at(4.0, 1.0, valid=True)
+    missed, hidden = at(8.0, 0.5, valid=True), at(8.0, 0.5, valid=False)
+    assert capacity_from([late]) == (4.0, True)
+    assert capacity_from([late, missed]) == (4.0, True)
+    assert capacity_from([kept_up, hidden]) == (4.0, True)
+    assert capacity_from([kept_up, missed]) == (4.0, False)
+    assert capacity_from([at(2.0, 0.5, valid=False), kept_up, missed]) == (4.0, True)
+    # A late window above a rate that was missed in time says nothing.
+    assert capacity_from([kept_up, missed, at(16.0, 0.1, valid=False)]) == (4.0, False)
+
+
+def test_a_capacity_that_is_a_floor_is_marked_for_readers_and_scripts(tmp_path: Path) -> None:
+    for is_floor, shown in ((False, "capacity 20 req/s"), (True, "capacity at least 20 req/s")):
+        study = measured(GOOD)
+        study.workloads["balanced"] = replace(CALIBRATED, capacity_is_floor=is_floor)
+        [cell] = cells_of(design(), study, wanted=1, within=0.05)
+        text = write_outcome(tmp_path / "f.json", design(), [cell], "here", "")
+        assert shown in text
+        assert shown in (tmp_path / "f.html").read_text()
+        capacity = json.loads((tmp_path / "f.json").read_text())["results"][0]
+        assert (capacity["name"], capacity["value"]) == ("balanced: capacity", 20.0)
+        assert capacity.get("at_least", False) == is_floor
 
 
 def test_the_best_chunk_budget_has_the_most_good_requests_then_the_most_room() -> None:

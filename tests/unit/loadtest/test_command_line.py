@@ -74,18 +74,31 @@ def test_a_number_out_of_bounds_is_one_line_that_names_the_bounds(flags, line, c
 
 
 def test_results_that_could_not_be_written_end_a_command_before_it_begins(tmp_path: Path) -> None:
-    def command(out: Out = None, traces: Annotated[Path | None, Option(writes="folder")] = None) -> None:
+    def command(
+        out: Out = None,
+        traces: Annotated[Path | None, Option(writes="folder")] = None,
+        rounds: Annotated[int, Option(at_least=1)] = 1,
+    ) -> None:
         begun.append((out, traces))
 
     begun: list[object] = []
     (tmp_path / "file").touch()
-    for flags in (["--out", str(tmp_path)], ["--out", f"{tmp_path}/file/a.json"], ["--traces", f"{tmp_path}/file"]):
+    (tmp_path / "kept.json").touch(0o444)
+    for flags in (
+        ["--out", str(tmp_path)],
+        ["--out", f"{tmp_path}/file/a.json"],
+        ["--out", f"{tmp_path}/kept.json"],
+        ["--traces", f"{tmp_path}/file"],
+    ):
         with pytest.raises(ConfigError, match="cannot be written"):
             call(command, flags)
+    places = ["--out", f"{tmp_path}/new/a.json", "--traces", f"{tmp_path}/traces"]
+    with pytest.raises(ConfigError, match="rounds must be at least 1"):
+        call(command, [*places, "--rounds", "0"])
     assert not begun
-    call(command, ["--out", f"{tmp_path}/new/a.json", "--traces", f"{tmp_path}/traces"])
+    call(command, places)
     assert len(begun) == 1
-    assert not list((tmp_path / "new").iterdir())
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["file", "kept.json"]
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)

@@ -110,6 +110,15 @@ def test_late_requests_raise_the_size_where_the_model_is_too_hopeful():
     assert play(late, 40, 40.0, 8, num_late=200)[-1].target.decode > expected
 
 
+def test_requests_that_are_late_and_those_that_are_slow_add_up():
+    some = round(0.6 * (1 - CONFIG.attainment) * 40.0 * TICK_S)  # fewer than the goal allows
+
+    def size(**missed: int) -> int:
+        return play(ElasticPlanner(CONFIG), 40, 40.0, 8, **missed)[-1].target.decode
+
+    assert size() == size(num_late=some) == size(num_slow=some) < size(num_late=some, num_slow=some)
+
+
 def test_nothing_is_changed_before_anything_is_known_or_where_nothing_would_help():
     assert not any(decision.changes for decision in play(ElasticPlanner(CONFIG), 20, 20.0, 5, workers=fleet(5, None)))
     assert not any(decision.changes for decision in play(ElasticPlanner(CONFIG), 20, 20.0, 5, num_ended=0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,6 +12,7 @@ import torch
 
 from services.worker.engine_parts import open_speculator
 from services.worker.group.start import check_group
+from services.worker.host import _gpu_binding
 from services.worker.machine import choices
 from services.worker.machine.choices import (
     DTYPES,
@@ -323,3 +325,11 @@ def test_a_draft_model_that_nothing_asks_is_refused(speculation: str) -> None:
     with pytest.raises(ConfigError, match=f"needs speculation auto or heads, which is {speculation}") as refused:
         settings("--speculation", speculation, "--draft", "models/demo-draft")
     assert refused.value.field == "draft"
+
+
+def test_a_thread_that_moves_a_gpus_blocks_is_bound_to_that_gpu() -> None:
+    for device, number in (("cuda", 0), ("cuda:0", 0), ("cuda:3", 3)):
+        bind = _gpu_binding(settings("--device", device), DECODE)
+        assert isinstance(bind, partial)
+        assert (bind.func, bind.args) == (torch.cuda.set_device, (number,))
+    assert _gpu_binding(settings(), DECODE) is None

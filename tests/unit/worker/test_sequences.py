@@ -13,6 +13,7 @@ from shared.engine.sequence import EngineSequence, Goal
 from shared.errors import InvalidRequest, PromptTooLong
 from shared.kv.hashing import ChainRoots
 from shared.kv.layout import LAYOUT_VERSION, BlockLayout, KVFormat
+from shared.rpc.pb.tandem.v1 import types_pb2
 from shared.rpc.pb.tandem.v1.types_pb2 import SamplingParams
 from shared.rpc.pb.tandem.v1.worker_pb2 import Reserve, Submit
 
@@ -20,14 +21,16 @@ LAYOUT = BlockLayout(num_layers=1, block_size=16, format=KVFormat("float32", 1, 
 LIMIT = 64
 
 
-def host() -> EngineHost:
+def host(step_times: str | None = None, **decoder: Any) -> EngineHost:
+    """A worker whose decoder is of one process and one stage, but for what is given."""
     model = SimpleNamespace(
+        decoder=SimpleNamespace(**{"is_split": False, "num_stages": 1, **decoder}),
         config=SimpleNamespace(vocab_size=100, eos_token_ids=(2,)),
         layout=LAYOUT,
         max_model_len=LIMIT,
         roots=ChainRoots("f", LAYOUT.format.name, LAYOUT_VERSION),
     )
-    return cast(EngineHost, SimpleNamespace(model=model, settings=SimpleNamespace(name="w", step_times=None)))
+    return cast(EngineHost, SimpleNamespace(model=model, settings=SimpleNamespace(name="w", step_times=step_times)))
 
 
 def command(num_tokens: int = 40, num_prompt: int = 40, **others: Any) -> Reserve:
@@ -57,6 +60,18 @@ def test_a_worker_that_decodes_has_room_for_the_answer_and_one_that_prefills_for
     assert built(command(LIMIT, LIMIT), Goal.FIRST_TOKEN).token_ids == [5] * LIMIT
     with pytest.raises(PromptTooLong):
         built(command(LIMIT + 1, LIMIT + 1), Goal.FIRST_TOKEN)
+
+
+def test_hidden_states_are_pooled_where_one_process_computes_the_whole_model() -> None:
+    asked = command(sampling={"max_tokens": 1, "pooling": types_pb2.POOLING_LAST})
+    assert sequence_of(host(), "1/a", asked, Goal.FIRST_TOKEN, frozenset(), b"").sampling.pooling == "last"
+    for other, why in (
+        (host(step_times="steps.json"), "computes nothing"),
+        (host(is_split=True), "is split"),
+        (host(num_stages=2), "is split"),
+    ):
+        with pytest.raises(InvalidRequest, match=why):
+            sequence_of(other, "1/a", asked, Goal.FIRST_TOKEN, frozenset(), b"")
 
 
 def test_an_answer_that_is_complete_already_has_room_for_the_token_that_says_so() -> None:

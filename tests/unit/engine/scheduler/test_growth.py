@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from shared.engine.scheduler.blocks import MIN_OBSERVATIONS, WINDOW, GrowthReserve, OutputLengths
 from shared.engine.scheduler.scheduler import Scheduler, SchedulerConfig
+from shared.engine.scheduler.tables import GroupedTables
 from shared.engine.sequence import Goal
 from shared.errors import Overloaded
 from shared.kv.groups import KVGroups
@@ -117,3 +118,19 @@ def test_only_the_newest_answers_are_remembered():
     assert [observed.expected(n) for n in (0, 100, WINDOW - 1)] == [WINDOW] * 3
     assert observed.expected(WINDOW) == 2 * WINDOW
     assert len(observed._sorted) == WINDOW
+
+
+def test_guesses_have_states_of_their_own_as_far_as_there_are_blocks():
+    groups, pool = KVGroups(BLOCK, (None, 2, 2), 2), BlockPool(24, BLOCK)
+    tables, item = GroupedTables(pool, groups, step_tokens=8), sequence("a", [2] * 6, max_tokens=20)
+    assert tables.grow(item, 6)
+    assert tables.grow_for_guesses(item, 3)
+    assert len(set(item.guess_states)) == 3 * groups.num_states
+    assert not set(item.guess_states) & set(item.block_ids)
+    rest = pool.allocate(pool.num_free - 1)
+    item.guess_states, held = [], item.guess_states
+    assert not tables.grow_for_guesses(item, 1)
+    item.guess_states = held
+    tables.free(item)
+    pool.release(rest)
+    assert pool.num_used == 0

@@ -159,6 +159,22 @@ def test_a_guess_that_the_draft_is_surer_of_is_expected_to_be_right_more_often()
     assert chances == sorted(set(chances))
 
 
+def test_tokens_are_computed_once_also_those_that_came_since_the_last_round():
+    runner, item = Runner(), sequence("a", [2] * 9, max_tokens=50)
+    model = model_of(runner)
+    while not model.is_ready(item):
+        model.catch_up(item, PLAIN_S)
+    item.token_ids += [2, 2]  # computed by the next round
+    computed = []
+    for _ in range(3):
+        assert model.is_ready(item)
+        model.round([model.begin(item, 1)])
+        computed.append(runner.plans[-1].num_tokens)
+        item.token_ids.append(7)
+    assert computed[0] > 1
+    assert computed[1:] == [1, 1]
+
+
 def test_a_round_that_takes_as_long_as_a_step_is_not_worth_it():
     model = model_of(Runner(round_s=PLAIN_S), 600, 5000)
     found = run(Speculator([], None, model), sequence("a", [2] * 9, max_tokens=4000), lambda _: 7, 300)

@@ -10,7 +10,7 @@ from shared.engine.plan import SampledToken
 from shared.engine.sampling_params import DRAFTERS, MOST_GUESSES, Speculation
 from shared.engine.speculation.drafter import Draft
 from shared.engine.speculation.gain import ARM_STEPS, ARMS, LONGEST_STAY
-from shared.engine.speculation.head_model import HeadModel
+from shared.engine.speculation.head_model import HeadGuess, HeadModel
 from shared.engine.speculation.row_costs import OLD, RowCosts
 from shared.engine.speculation.speculator import PLAIN_EVERY, Speculator
 from shared.errors import InvalidRequest
@@ -265,6 +265,24 @@ def test_a_head_is_asked_where_its_guesses_are_worth_what_all_steps_pay_for_it(b
     """Two tokens in 0.15 s, or in 0.25 s, beside one in 0.1 s."""
     found = answered_with_head(begin_s)
     assert sum(found[1500:]) / 1500 > 0.9 if gains else sum(found[1500:]) / 1500 < 0.1
+
+
+def test_a_heads_first_guess_is_behind_the_newest_state_and_each_further_one_behind_the_guess_before():
+    asked: list[HeadGuess] = []
+
+    class Asked(SevensHead):
+        def guess(self, guesses):
+            asked.extend(guesses)
+            return super().guess(guesses)
+
+    runner, item = Asked(), sequence("s", [2] * 7, max_tokens=99)
+    runner.has_begun, item.block_ids = True, [0, 1]
+    head = HeadModel(runner, KVGroups(16), 100)
+    assert head.is_ready(item)
+    draft = head.begin(item, 3)
+    for _ in range(3):
+        head.round([draft])
+    assert [(guess.position, guess.token_id) for guess in asked] == [(5, None), (6, 7), (7, 7)]
 
 
 def test_blocks_are_taken_ahead_for_what_may_be_guessed_in_them_alone():

@@ -200,3 +200,13 @@ def test_few_bytes_or_failed_sends_are_no_measurement() -> None:
     link.began(MEASURED_BYTES, 2.0)
     link.ended(MEASURED_BYTES, 9.0, taken=False)
     assert link.bytes_s is None
+
+
+def test_numbers_that_do_not_shrink_have_rates_too() -> None:
+    class Unpacked(ReferencePacker):
+        def pack(self, numbers, out):  # type: ignore[no-untyped-def]
+            return 0
+
+    rates = BlockPacking(Unpacked(), BLOCK_BYTES, "bfloat16").rates
+    assert rates.ratio == 1.0
+    assert rates.pack_bytes_s == rates.unpack_bytes_s > 0

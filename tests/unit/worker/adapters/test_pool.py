@@ -381,3 +381,14 @@ async def test_routers_hear_that_an_adapter_comes_into_its_slot_and_not_that_one
             await leases[0].ready()
         await until(lambda: adapters.are_due)
         assert reported() == {"A": (False, True), "B": (False, False), "C": (False, False)}
+
+
+async def test_adapters_in_slots_are_counted_by_whether_a_request_uses_them() -> None:
+    async with rig(num_slots=3) as r:
+        for name in ("a", "b", "c"):
+            await r.add(name, name.upper())
+        assert r.pool.num_ready() == {"used": 0, "unused": 3}
+        leases = [r.pool.hold("A"), r.pool.hold("A")]
+        assert r.pool.num_ready() == {"used": 1, "unused": 2}
+        for lease in leases:
+            lease.release()

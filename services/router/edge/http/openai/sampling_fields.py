@@ -332,6 +332,9 @@ def _speculation(given: str | SpeculationFields | None) -> Speculation:
         return DEFAULT_SPECULATION
     if isinstance(given, str):
         return Speculation(given)
+    if unknown := next((name for name, value in (given.model_extra or {}).items() if value is not None), ""):
+        name, served = brief(unknown, 40), " and ".join(type(given).model_fields)
+        raise InvalidRequest(f"speculation has no field {name}: it has {served}", field=f"speculation.{name}")
     return Speculation(given.method, MOST_GUESSES if given.max is None else given.max)
 
 

@@ -55,6 +55,16 @@ def read(name: str, text: str, schema: Any) -> Any:
 
 LARGE = {"n": {"type": "integer"}, **{f"n{i}": {"title": "x" * 1000} for i in range(10)}}
 TEXT = {"type": "string"}
+
+
+def nested(keyword: str, depth: int) -> Any:
+    """A text, by a schema in which the keyword stands in itself."""
+    schema: Any = TEXT
+    for _ in range(depth):
+        schema = {keyword: [schema]}
+    return schema
+
+
 VALUES: list[tuple[Any, str, object]] = [
     (TEXT, "Rome", "Rome"),
     (TEXT, "", ""),
@@ -85,6 +95,8 @@ VALUES: list[tuple[Any, str, object]] = [
     ({"$ref": "#/properties/a"}, "x", "x"),
     ({"type": 5, "enum": "a", "anyOf": 3}, "x", "x"),
     ({"type": [{}], "allOf": [5]}, "x", "x"),
+    *((nested(keyword, 3), "5", "5") for keyword in ("anyOf", "oneOf", "allOf")),
+    *((nested(keyword, 20), "5", 5) for keyword in ("anyOf", "oneOf", "allOf")),  # deeper than schemas are followed
 ]
 
 

@@ -214,6 +214,13 @@ def test_a_request_says_what_may_be_guessed(given: object, expected: Speculation
     assert request.sampling_params(5, None, GenerationDefaults()).speculation == expected
 
 
+def test_a_field_that_speculation_has_not_is_refused_with_those_that_it_has() -> None:
+    for parse, body in ((parse_chat, chat), (parse_completion, completion)):
+        request = parse(body(speculation={"max": 4, "num_tokens": 3}))
+        with pytest.raises(InvalidRequest, match="speculation has no field num_tokens: it has method and max"):
+            request.sampling_params(5, None, GenerationDefaults())
+
+
 def test_what_a_request_leaves_open_is_as_the_model_recommends_and_minus_one_is_any_seed() -> None:
     recommended = GenerationDefaults(temperature=0.6, top_k=20, repetition_penalty=1.05)
     sampling = parse_completion(completion(top_k=5, seed=-1)).sampling_params(5, None, recommended)
@@ -236,6 +243,7 @@ def test_what_a_request_leaves_open_is_as_the_model_recommends_and_minus_one_is_
         ("speculation.max", {"max": 0}),
         ("speculation", {"method": "magic"}),
         ("speculation", "magic"),
+        ("speculation.k", {"method": "ngram", "k": 4}),
     ],
 )
 def test_a_value_out_of_bounds_is_refused_by_field(tokenizer: Tokenizer, field: str, value: object) -> None:

@@ -15,13 +15,15 @@ from pathlib import Path
 
 import pytest
 
+from shared.kv.handoff.stall import STALLED_S
 from tests.e2e.running import Running, running
 from tests.e2e.slowing import narrow_connection, starved
 from tests.waiting import DEADLINE_S, until
 
 pytestmark = pytest.mark.slow
 NUM_CORES = len(os.sched_getaffinity(0))
-LINK_DOWN_S = 6.0
+LINK_DOWN_S = 0.7 * STALLED_S
+"""A longer standstill ends the attempt."""
 
 
 @pytest.fixture

@@ -145,9 +145,9 @@ class PairPolicy:
         sample = [view for view in self.parts.draw(self._random, SAMPLE) if view.accepting]
         soonest_s = min((own_s(view, view.times or self.typical, own, self._tpot_s) for view in sample), default=None)
         alone_s = self._alone_s(own)
-        if soonest_s is None or soonest_s <= self._life_s:
-            return max(alone_s, soonest_s or 0.0)
-        return max(alone_s, self._as_answers_end(soonest_s, alone_s))  # while it computes, none begins there
+        if soonest_s is not None and soonest_s > self._life_s:
+            soonest_s = self._as_answers_end(soonest_s, alone_s)  # while it computes, none begins there
+        return self._predictor.ttft.begins_in_s(self._tpot_s) + max(alone_s, soonest_s or 0.0)
 
     def wait_s(self, ahead: Work, pool: Pool) -> float | None:
         """Seconds until some worker has computed its queue and its share of what is ahead."""
@@ -212,7 +212,9 @@ class PairPolicy:
 
     def trusted_s(self, predicted_s: float | None) -> float | None:
         """See `WaitPredictor`: none before some were seen to hold."""
-        return predicted_s if self._predictor.ttft.is_known else None
+        if predicted_s is None or not self._predictor.ttft.is_known:
+            return None
+        return predicted_s + self._predictor.ttft.begins_in_s(self._tpot_s)
 
     def choose(
         self,

@@ -127,6 +127,8 @@ class Reliability:
         self._mean = 0.0
         self._square = 0.25**2
         self._num_seen = 0
+        self._late: deque[float] = deque(maxlen=NEWEST)
+        self._late_s = 0.0
 
     @property
     def is_known(self) -> bool:
@@ -139,9 +141,17 @@ class Reliability:
         if not (0 < predicted_s < math.inf and observed_s > 0):
             return
         self._num_seen += 1
+        self._late.append(observed_s - predicted_s)
+        self._late_s = max(0.0, median(self._late))
         off = max(-2.0, min(2.0, math.log(observed_s / predicted_s)))
         self._mean += _SMOOTHING * (off - self._mean)
         self._square += _SMOOTHING * ((off - self._mean) ** 2 - self._square)
+
+    def begins_in_s(self, step_s: float) -> float:
+        """How long a prompt waits at its worker before the first of what was predicted: for the end of the step that
+        runs, and of the one that is planned behind that. Learnt, as not all workers plan ahead: by how many seconds the
+        newest predictions were exceeded, in the median; no longer than two steps of `step_s`."""
+        return min(self._late_s, 2 * step_s)
 
     def share_within(self, limit_s: float, predicted_s: float) -> float:
         """The share of times predicted as this one that stay within the limit, in [0, 1]: a normal distribution of the

@@ -235,6 +235,19 @@ def known() -> TtftPredictor:
     return predictor
 
 
+def test_what_first_tokens_come_later_than_predicted_is_added_to_what_requests_are_refused_by():
+    predictor = TtftPredictor()
+    policy, workers, own = PairPolicy(TARGET_S, predictor, Demand()), pool(worker("a"), worker("b")), Work.of(2000, 0)
+    policy.look(workers)
+    for _ in range(MIN_OBSERVATIONS):
+        predictor.ttft.observe(0.1, 0.1)
+    before_s = policy.idle_s(own, workers)
+    for _ in range(100):
+        predictor.ttft.observe(0.1, 0.1 + 1.5 * TARGET_S)
+    assert policy.trusted_s(1.0) == pytest.approx(1.0 + 1.5 * TARGET_S)
+    assert policy.idle_s(own, workers) == pytest.approx(before_s + 1.5 * TARGET_S)
+
+
 def test_a_wait_counts_the_attention_of_what_is_ahead_also_where_workers_have_no_queue():
     """An idle worker has no pairs of its own; taken for none at all, waits for long prompts looked a tenth as long."""
     policy, workers = PairPolicy(TARGET_S, known(), Demand()), pool(worker("a"), worker("b"))

@@ -133,3 +133,15 @@ def test_a_request_is_refused_by_predictions_only_once_some_came_true():
         seen.observe(1.0, 1.0)
         seen.observe(0.0, 1.0)  # nothing was predicted
     assert seen.is_known
+
+
+def test_the_wait_for_a_running_step_is_the_median_by_which_the_newest_predictions_were_exceeded():
+    seen = Reliability()
+    assert seen.begins_in_s(0.05) == 0.0
+    for number in range(NEWEST):
+        seen.observe(0.1, 0.1 + (0.03 if number % 3 else 5.0))
+    assert seen.begins_in_s(0.05) == pytest.approx(0.03)
+    assert seen.begins_in_s(0.01) == pytest.approx(0.02), "no longer than two steps"
+    for _ in range(NEWEST):
+        seen.observe(0.1, 0.05)
+    assert seen.begins_in_s(0.05) == 0.0, "sooner than predicted"

@@ -46,17 +46,13 @@ class Kind(NamedTuple):
     """Tokens of prompts a second, with no answers."""
     most_answers: float = 0.0
     """Most answers that the target for TPOT and the blocks allow."""
-    answer_rate: float = 0.0
-    """Tokens of answers a second with that many, where no prompt is computed beside."""
 
     def at(self, mix: Mix, step_s: float) -> Kind:
         """The same workers with this mix, where steps beside answers may take that long."""
         room = self.num_tokens / (mix.context_len + mix.output_len / 2)
         most = min(_most_answers(self.times, mix.context_len, step_s), room, self.max_num_seqs)
-        rate, most = _prompt_rate(self.prompt_times, mix, self.budget), max(0.0, most)
-        decode_s = Beside(self.times, most, most * mix.context_len, math.inf, self.budget).decode_s
-        answer_rate = most / decode_s if decode_s else 0.0
-        return self._replace(prompt_rate=rate, most_answers=most, answer_rate=answer_rate)
+        rate = _prompt_rate(self.prompt_times, mix, self.budget)
+        return self._replace(prompt_rate=rate, most_answers=max(0.0, most))
 
 
 class Headroom:
@@ -83,20 +79,44 @@ class Headroom:
         if room <= 0:
             return 0.0
         pure, tokens_s = sum(rest * kind.prompt_rate for kind, _, rest in shares), mix.tokens_s
-        # Where blocks leave room for fewer answers than the target does, these take no longer than their own steps,
-        # unless prompts are computed beside.
-        answer_rate = sum(num * kind.answer_rate for kind, num, _ in shares)
-        apart = min(pure / tokens_s, answer_rate * self._step_s / answers)
+        turned = self._turned_over(shares, pure, answers, mix)
         low, high = 0.0, room / answers
         if pure + self._beside(shares, 1.0, mix) >= high * tokens_s:
-            return max(high, apart)
+            return max(high, turned)
         for _ in range(14):
             middle = (low + high) / 2
             if pure + self._beside(shares, middle * answers / room, mix) >= middle * tokens_s:
                 low = middle
             else:
                 high = middle
-        return max(low, apart)
+        return max(low, turned)
+
+    def _turned_over(self, shares: Sequence[tuple[Kind, int, int]], pure: float, answers: float, mix: Mix) -> float:
+        """How many times the demand is served by workers with as many answers as they may have, in steps shorter than
+        the target's: where blocks or `max_num_seqs` leave room for fewer answers than the target does, these end
+        sooner than it allows. `pure` tokens of prompts a second are computed by others."""
+        answers_s, pairs = answers / self._step_s, mix.prompt.pairs / mix.prompt.tokens
+        full = [
+            (num * kind.most_answers, Beside(kind.times, most, most * mix.context_len, math.inf, kind.budget), most)
+            for kind, num, _ in shares
+            if num and (most := kind.most_answers)
+        ]
+
+        def serves(factor: float) -> bool:
+            beside = max(0.0, factor * mix.tokens_s - pure) / (factor * answers_s)  # of a prompt, for each token
+            made = 0.0
+            for number, steps, most in full:
+                pace = steps.pace(pairs, most * beside)
+                if pace.step_s > self._step_s or pace.chunk_tokens < most * beside:
+                    return False
+                made += number / pace.step_s
+            return made >= factor * answers_s
+
+        low, high = 0.0, sum(number / steps.decode_s for number, steps, _ in full) / answers_s
+        for _ in range(14):
+            middle = (low + high) / 2
+            low, high = (middle, high) if serves(middle) else (low, middle)
+        return low
 
     def left_by_hand_off(self, count: int, size: int, mix: Mix) -> float:
         """The share of both targets that is left to the steps of a request that is handed over; 1 where all do both."""

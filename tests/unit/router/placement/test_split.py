@@ -104,6 +104,16 @@ def test_answers_that_blocks_bound_take_no_longer_than_their_own_steps():
     assert headroom[1] == pytest.approx(only.most_answers / steps_s / (20.0 * 100), rel=0.1)
 
 
+def test_so_do_those_that_the_number_of_sequences_bounds_with_their_prompts_beside():
+    views = fleet(4, max_num_seqs=20)
+    controller = SplitController(0.05)
+    now_s = told(controller, 200, 300, 20.0, 0.0)
+    chunk = 20 * 200 / 300  # of prompts, a step of 20 tokens of answers
+    steps_s = 0.5e-3 + 6e-3 + (20 + chunk) * 27e-6 + 20 * 350 * 50e-9 + chunk * 100 * 1e-9
+    headroom = controller.headrooms(views, GROUPS, now_s)
+    assert headroom[4] == pytest.approx(4 * 20 / steps_s / (20.0 * 300), rel=0.1)
+
+
 def test_a_new_mix_is_followed_within_thirty_seconds():
     controller, views = SplitController(TPOT_S), fleet(16)
     now_s = told(controller, 4000, 64, 20.0, 0.0, 120.0)

@@ -116,7 +116,7 @@ class SystemOptions:
 
     def _written(self, scratch: Path) -> Path:
         if self.speculation:
-            from loadtest.bench.speculation.successors import successors  # here: the command starts without torch
+            from loadtest.rig.successors import successors  # here: the command starts without torch
 
             return successors(self._shape)
         return write_model(scratch / self.shape, SERVED[self.shape], self.model) if self.shape else self.model

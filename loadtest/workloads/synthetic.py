@@ -40,7 +40,7 @@ _LEAST_UNSHARED = 16
 @dataclass(frozen=True, slots=True)
 class Copies:
     """Prompts that have a share of their own answers, as a file to edit has, or by chance; for a model that gives each
-    token its successor (`loadtest.bench.speculation.successors`), so that the answer is known."""
+    token its successor (`loadtest.rig.successors`), so that the answer is known."""
 
     input_len: Lengths
     """Tokens; at least what the copied runs take."""

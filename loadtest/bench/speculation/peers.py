@@ -24,12 +24,12 @@ from loadtest.bench.peers.measure import (
     install,
     python,
 )
-from loadtest.bench.speculation.successors import as_successors, is_answer, successors
 from loadtest.bench.speculation.texts import CASES
 from loadtest.rig.command_line import Option, Out, choice, integers, names
 from loadtest.rig.measure import median_ratio, turns
 from loadtest.rig.models import DEMO, SHAPES, checkpoint
 from loadtest.rig.results import Report, Result
+from loadtest.rig.successors import as_successors, is_answer, successors
 from shared.model.text.tokenizer import Tokenizer
 
 OFF = "off"

@@ -18,7 +18,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from loadtest.bench.peers.adapter import VOCAB_SIZE
 from loadtest.rig.models import checkpoint
 from loadtest.workloads.synthetic import FIRST_ANSWERED as FIRST
 from shared.model.text.tokenizer import Tokenizer
@@ -26,6 +25,8 @@ from shared.model.text.tokenizer import Tokenizer
 LESS = 0.01
 """Factor on the layers' last projections, over those of other random checkpoints."""
 _WRITTEN = "successors"
+_VOCAB_SIZE = 32_000
+"""Of the shapes with plain layers."""
 
 
 def successors(shape: str, wrong: float = 0.0) -> Path:
@@ -77,7 +78,7 @@ def as_successors(tokenizer: Tokenizer, prompt: str, answer: str, prompt_len: in
 
 def _others(count: int, num_tokens: int) -> list[int]:
     """Tokens that no answer has and none of which follows another."""
-    free = list(range(FIRST + num_tokens + 1, VOCAB_SIZE, 2))
+    free = list(range(FIRST + num_tokens + 1, _VOCAB_SIZE, 2))
     random.Random(0).shuffle(free)
     return free[:count]
 

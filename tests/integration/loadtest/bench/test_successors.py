@@ -9,9 +9,9 @@ import torch
 
 from loadtest.bench.peers.adapter import DRAFT, NGRAM, VOCAB_SIZE, Settings
 from loadtest.bench.peers.ours import Ours
-from loadtest.rig.successors import FIRST, as_successors, is_answer, write_successors
 from loadtest.bench.speculation.texts import CASES
 from loadtest.rig.models import DEMO
+from loadtest.rig.successors import FIRST, as_successors, is_answer, write_successors
 from shared.model.checkpoints import write_random_checkpoint
 from shared.model.text.tokenizer import Tokenizer
 

@@ -65,20 +65,15 @@ class SystemOptions:
     num_kv_blocks: Annotated[int, Option("KV blocks of each worker")] = 1024
 
     @property
-    def served(self) -> str:
-        """The shape or the model's folder."""
-        return self._shape or str(self.model)
-
-    @property
     def label(self) -> str:
         """Of reports."""
         return f"{self.workers} workers, {self.device}, {self._shape or self.model.name}"
 
     @property
     def settings(self) -> dict[str, object]:
-        """What a study that goes on has to have in common with what was kept."""
+        """Settings that must be the same where a kept study is continued."""
         common: dict[str, object] = {
-            "model": self.served,
+            "model": self._shape or str(self.model),
             "device": self.device,
             "num_kv_blocks": self.num_kv_blocks,
         }

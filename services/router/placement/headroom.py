@@ -80,16 +80,14 @@ class Headroom:
             return 0.0
         pure, tokens_s = sum(rest * kind.prompt_rate for kind, _, rest in shares), mix.tokens_s
         turned = self._turned_over(shares, pure, answers, mix)
-        low, high = 0.0, room / answers
-        if pure + self._beside(shares, 1.0, mix) >= high * tokens_s:
-            return max(high, turned)
-        for _ in range(14):
-            middle = (low + high) / 2
-            if pure + self._beside(shares, middle * answers / room, mix) >= middle * tokens_s:
-                low = middle
-            else:
-                high = middle
-        return max(low, turned)
+        most = room / answers
+        if pure + self._beside(shares, 1.0, mix) >= most * tokens_s:
+            return max(most, turned)
+
+        def serves(factor: float) -> bool:
+            return pure + self._beside(shares, factor / most, mix) >= factor * tokens_s
+
+        return max(_largest(serves, most), turned)
 
     def _turned_over(self, shares: Sequence[tuple[Kind, int, int]], pure: float, answers: float, mix: Mix) -> float:
         """How many times the demand is served by workers with as many answers as they may have, in steps shorter than
@@ -112,11 +110,7 @@ class Headroom:
                 made += number / pace.step_s
             return made >= factor * answers_s
 
-        low, high = 0.0, sum(number / steps.decode_s for number, steps, _ in full) / answers_s
-        for _ in range(14):
-            middle = (low + high) / 2
-            low, high = (middle, high) if serves(middle) else (low, middle)
-        return low
+        return _largest(serves, sum(number / steps.decode_s for number, steps, _ in full) / answers_s)
 
     def left_by_hand_off(self, count: int, size: int, mix: Mix) -> float:
         """The share of both targets that is left to the steps of a request that is handed over; 1 where all do both."""
@@ -208,6 +202,15 @@ class Headroom:
             decode.max_num_seqs,
             budget,
         )
+
+
+def _largest(serves: Callable[[float], bool], high: float) -> float:
+    """The largest factor below `high` that is served, where each smaller one is too; to 2^-14 of `high`."""
+    low = 0.0
+    for _ in range(14):
+        middle = (low + high) / 2
+        low, high = (middle, high) if serves(middle) else (low, middle)
+    return low
 
 
 def _most_answers(times: StepTimes, context_len: float, target_s: float) -> float:

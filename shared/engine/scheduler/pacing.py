@@ -48,6 +48,9 @@ LEAST_SHARE = 0.5
 that became ever smaller would not."""
 GAP_TARGETS = 3.0
 """The greatest gap where none is set, in targets, or in steps without chunks where these take longer."""
+CLEARLY_SOONER = 1.05
+"""Factor on the tokens of prompts in the same time from which on chunks wait for steps of guesses: less is within what
+is known of steps."""
 LEAST_CHUNK = 16
 """Tokens that one prompt of each step may compute whatever the answers bear: no prompt stands still."""
 
@@ -146,6 +149,22 @@ class Pacing:
                 least = min(least, slack + self._credit_s(num_left, decode_s))
         spent = SPENT_SHARE * least if least > 0 else least
         return min(bounded_by, max(LEAST_SHARE * self.tpot_target_s, self._due_s + spent))
+
+    def come_sooner_apart(
+        self, decoding: StepWork, num_before: int, most: int, tokens_each: float, took_s: float
+    ) -> bool:
+        """Whether more tokens of prompts are computed where steps of guesses, which take `took_s` and bring each answer
+        `tokens_each`, come between steps with a larger chunk, than where each step has a chunk that fits the target
+        beside `decoding`; either way as many as the answers bear. A chunk is of a prompt behind its first `num_before`
+        tokens, and of at most `most`."""
+        times, due_s = self._fit.times, self._due_s
+        earned_s = tokens_each * due_s - took_s
+        if times is None or earned_s <= 0:
+            return False
+        longest_s = min(self.greatest_gap_s, due_s + earned_s)
+        num_chunks = earned_s / (longest_s - due_s)  # for each step of guesses
+        apart = times.largest_chunk(decoding, num_before, longest_s, most) * num_chunks / (num_chunks + tokens_each)
+        return apart > CLEARLY_SOONER * times.largest_chunk(decoding, num_before, due_s, most)
 
     def _credit_s(self, num_left: int, decode_s: float) -> float:
         """What an answer may owe that is expected to have this many tokens more, in steps as the newest ones were;

@@ -9,14 +9,15 @@ Out of blocks, the youngest running sequence of the lowest priority is preempted
 blocks, or of a place in the batch, preempts sequences of less priority.
 
 A step that only decodes may also compute guesses of the next tokens (`shared.engine.speculation`): those that are right
-are tokens of the same step. The KV of the others lies behind all computed tokens, and is written over. Such a step is
-planned when no step is in flight, and none is planned while it is: where steps are planned ahead, the one in flight is
-waited for where guesses behind it are worth that.
+are tokens of the same step. Where the answers bear only a part of the next prompt beside them, such steps come before
+its chunk, as far as their guesses gain clearly. The KV of the others lies behind all computed tokens, and is written
+over. Such a step is planned when no step is in flight, and none is planned while it is: where steps are planned ahead,
+the one in flight is waited for where guesses behind it are worth that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from shared.engine.plan import PlannedSequence, StepPlan, decode_work
 from shared.engine.scheduler.lifecycle import Lifecycle
@@ -25,6 +26,8 @@ from shared.engine.scheduler.sequence_table import PromptOrder, StepsInFlight, U
 from shared.engine.sequence import EngineSequence, Goal, Status
 from shared.engine.speculation.speculator import Speculator
 
+MOST_BEFORE_A_CHUNK = 4
+"""Steps of guesses alone that follow each other while a prompt waits for a larger chunk."""
 MAX_STEP_TARGETS = 256
 """Prompt tokens of a step whose logits are all kept, for their log-probabilities: each takes the vocabulary in fp32."""
 
@@ -47,6 +50,7 @@ class StepPlanner:
         self._order = PromptOrder(lifecycle.config.max_overtaken_s)
         self._ends_s = 0.0  # when the newest planned step is expected to end
         self._has_waited = False  # no step was planned behind the newest one, for the sake of guesses
+        self._num_before_chunk = 0  # steps of guesses alone since the last one for which prompts were looked at
 
     def plan(self) -> StepPlan:
         """The next step, in flight until `apply`. Changes the pool (allocates, preempts), starts waiting sequences.
@@ -75,11 +79,15 @@ class StepPlanner:
         budget = self._config.max_num_batched_tokens - num_decoding
         begin_s = max(self._clock(), self._ends_s) if self._in_flight else self._clock()
         room = self._pacing.room(planned, self._sequences, begin_s)
-        if budget > 0 and not self._add_prompts(prompts, planned, budget, room):
+        were_tried = self._try_guesses_first(prompts, planned, budget, room)
+        has_guesses = were_tried and any(item.guesses for item in planned.values())
+        self._num_before_chunk = self._num_before_chunk + 1 if has_guesses else 0
+        if budget > 0 and not has_guesses and not self._add_prompts(prompts, planned, budget, room):
             return StepPlan(())
-        if self._speculator is not None and budget > 0 and len(planned) == num_decoding and planned:
+        only_decodes = budget > 0 and len(planned) == num_decoding > 0
+        if self._speculator is not None and only_decodes and not were_tried:
             if not self._in_flight:
-                self._add_guesses(self._speculator, planned, budget, room)
+                self._take_guesses(self._proposed(self._speculator, planned, budget, room), planned)
             elif not self._swap.has_copies and self._awaits_guesses(self._speculator, planned, budget, room):
                 return self._wait_for_guesses()
         self._ends_s = begin_s + room.predicted_s()
@@ -176,27 +184,51 @@ class StepPlanner:
         begin = -(-(sequence.num_planned_tokens + left - last) // size) * size
         return min(left, begin - sequence.num_planned_tokens)
 
-    def _add_guesses(
-        self, speculator: Speculator, planned: dict[str, PlannedSequence], budget: int, room: StepRoom
-    ) -> None:
-        """Adds guesses to the shares of a step that only decodes, as far as there are blocks for them that no sequence
-        will miss."""
+    def _try_guesses_first(
+        self, ready: Sequence[EngineSequence], planned: dict[str, PlannedSequence], budget: int, room: StepRoom
+    ) -> bool:
+        """Adds guesses in place of a chunk where the answers bear less than the next prompt's rest beside them, if
+        prompts come sooner so: a step of guesses puts the answers ahead of their targets, and steps behind it have room
+        for more. Whether they were tried."""
+        if self._speculator is None or self._in_flight or not planned or budget <= 0:
+            return False
+        if self._num_before_chunk >= MOST_BEFORE_A_CHUNK or room.limit_s >= self._pacing.greatest_gap_s:
+            return False
+        prompts = self._order.sort(ready, tuple(self._sequences.waiting), self._clock())
+        if not prompts:
+            return False
+        begin, count = prompts[0].num_planned_tokens, min(budget, prompts[0].num_missing_tokens)
+        if room.most(begin, count) == count:
+            return False
+        guessed = self._proposed(self._speculator, planned, budget, room)
+        expected = self._speculator.expected
+        if guessed and self._pacing.come_sooner_apart(room.work, begin, budget, expected.tokens_each, expected.took_s):
+            self._take_guesses(guessed, planned)
+        return True
+
+    def _proposed(
+        self, speculator: Speculator, planned: Mapping[str, PlannedSequence], budget: int, room: StepRoom
+    ) -> Mapping[str, tuple[int, ...]]:
+        """Guesses for the sequences of a step that only decodes."""
         sequences = self._guessable(planned)
         if speculator.rests(len(sequences)):
-            return
+            return {}
         plain_s = self._lifecycle.step_fit.predicted_s(decode_work(planned.values()))
         if speculator.needs_times(plain_s):
-            return
-        groups, block_size = self._lifecycle.groups, self._pool.block_size
-        spare = groups.size * len(self._sequences.running)
+            return {}
+        spare = self._num_spare_blocks
         for sequence in sequences:
             ahead = speculator.num_written_ahead(sequence)
             if ahead > 0 and self._pool.num_free > spare:
                 self._tables.grow_ahead(sequence, 1 + ahead)
-        guessed = speculator.propose(sequences, budget, plain_s, room.limit_s)
+        return speculator.propose(sequences, budget, plain_s, room.limit_s)
+
+    def _take_guesses(self, guessed: Mapping[str, tuple[int, ...]], planned: dict[str, PlannedSequence]) -> None:
+        """Adds guesses to the shares of a step, as far as there are blocks for them that no sequence will miss."""
+        groups, block_size = self._lifecycle.groups, self._pool.block_size
         for sequence_id, guesses in guessed.items():
             sequence, item = self._sequences[sequence_id], planned[sequence_id]
-            num_free = max(0, self._pool.num_free - spare)
+            num_free = max(0, self._pool.num_free - self._num_spare_blocks)
             if groups.num_states:
                 guesses = guesses[: num_free // groups.num_states]
             if not num_free:
@@ -204,16 +236,21 @@ class StepPlanner:
             if guesses and self._tables.grow_for_guesses(sequence, len(guesses)):
                 planned[sequence_id] = self._in_flight.with_guesses(item, sequence, guesses)
 
+    @property
+    def _num_spare_blocks(self) -> int:
+        """Free blocks that no guess may take: one of each KV group for each running sequence."""
+        return self._lifecycle.groups.size * len(self._sequences.running)
+
     def _awaits_guesses(
         self, speculator: Speculator, planned: dict[str, PlannedSequence], budget: int, room: StepRoom
     ) -> bool:
         """Whether the step in flight is to end first, so that a step that only decodes may have guesses."""
-        if self._pool.num_free <= self._lifecycle.groups.size * len(self._sequences.running):
+        if self._pool.num_free <= self._num_spare_blocks:
             return False
         plain_s = self._lifecycle.step_fit.predicted_s(decode_work(planned.values()))
         return speculator.awaits(self._guessable(planned), budget, plain_s, room.limit_s)
 
-    def _guessable(self, planned: dict[str, PlannedSequence]) -> list[EngineSequence]:
+    def _guessable(self, planned: Mapping[str, PlannedSequence]) -> list[EngineSequence]:
         """The sequences of a step that may have guesses."""
         sequences = [self._sequences[name] for name, item in planned.items() if item.is_decode]
         return [s for s in sequences if s.goal is Goal.COMPLETION and not s.search]

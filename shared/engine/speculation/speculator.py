@@ -48,6 +48,20 @@ class GuessCounters:
 
 
 @dataclass(frozen=True, slots=True)
+class Expected:
+    """What a step with guesses is expected to be like."""
+
+    tokens_each: float
+    """Tokens that it brings each of its sequences, in the mean."""
+    took_s: float
+    """Seconds, a draft model's included."""
+
+
+NOTHING_EXPECTED = Expected(1.0, math.inf)
+"""Of guesses that are made whatever they cost."""
+
+
+@dataclass(frozen=True, slots=True)
 class _Planned:
     """What is to be learned from a planned step."""
 
@@ -94,6 +108,8 @@ class Speculator:
         self._num_guessing = (
             0  # steps with guesses, since the last one without; below 0: the next one has none, if ahead
         )
+        self.expected = NOTHING_EXPECTED
+        """Of the step whose guesses were proposed last."""
         self.counters = GuessCounters()
 
     @property
@@ -322,10 +338,14 @@ class Speculator:
         if self._fixed is not None:
             rows = [(1.0, place) for place, draft in enumerate(drafts) for _ in draft.token_ids[: self._fixed]]
             best = min(len(rows), most_rows)
+            self.expected = NOTHING_EXPECTED
         else:
             rows = [(chance, place) for place, draft in enumerate(drafts) for chance in draft.chances]
             rows.sort(reverse=True)
-            best, _ = step.best([chance for chance, _ in rows], drafting_s)
+            best, rate = step.best([chance for chance, _ in rows], drafting_s)
+            took_s = step.plain_s * step.factors[best] + drafting_s
+            of_all_s = step.num_sequences * step.plain_s
+            self.expected = Expected(rate * took_s / of_all_s, took_s) if of_all_s else NOTHING_EXPECTED
         for _, place in rows[:best]:
             counts[place] += 1
         return counts

@@ -1,0 +1,121 @@
+"""Guesses before a prompt's chunk: the real scheduler over steps whose times are known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from shared.engine.plan import SampledToken, StepPlan, StepResult, decode_work, step_work
+from shared.engine.scheduler import step_planner
+from shared.engine.scheduler.scheduler import Scheduler, SchedulerConfig
+from shared.engine.scheduler.step_planner import MOST_BEFORE_A_CHUNK
+from shared.engine.sequence import EngineSequence
+from shared.engine.speculation.drafter import Draft
+from shared.engine.speculation.speculator import Speculator
+from shared.kv.pool import BlockPool
+from shared.sizing.step_fit import StepTimeFit
+from shared.sizing.step_time import StepTimes
+from tests.unit.engine.builders import sequence
+
+APART = StepTimes(1e-3, 4e-3, 0.1e-3, 0.1e-3, 1e-6, 1e-7, overlap=0.0)
+"""Products take their time beside the reading of weights, as on a CPU …"""
+WITHIN = replace(APART, overlap=1.0)
+"""… or within it."""
+ROW_S = 0.4e-3
+"""Of each guess."""
+TARGET_S = 0.010
+NEXT = 9
+"""Every token of every answer."""
+
+
+class Drafter:
+    """Guesses that are as likely as it says."""
+
+    method = "ngram"
+
+    def __init__(self, chance: float, rng: Random) -> None:
+        self._chance, self._rng = chance, rng
+
+    def propose(self, sequence: EngineSequence, most: int) -> Draft:
+        count = min(most, 4)
+        is_right = [self._rng.random() < self._chance for _ in range(count)]
+        return Draft(
+            tuple(NEXT if right else 2 for right in is_right),
+            tuple(self._chance ** (place + 1) for place in range(count)),
+        )
+
+    def forget(self, sequence_id: str) -> None:
+        pass
+
+
+class Engine:
+    """A scheduler whose steps take exactly what the model says, and `ROW_S` for each guess."""
+
+    def __init__(self, chance: float, times: StepTimes = APART) -> None:
+        self.times = times
+        self.now_s, self._rng = 0.0, Random(1)
+        fit = StepTimeFit(times)
+        fit.observe = lambda work, seconds: None  # predictions stay exact
+        speculator = Speculator([Drafter(chance, self._rng)], processor_clock=lambda: self.now_s)
+        config = SchedulerConfig(64, 512, tpot_target_s=TARGET_S)
+        self.scheduler = Scheduler(BlockPool(6000, 16), config, lambda: self.now_s, fit, speculator=speculator)
+        self.answer("warm-up", 600)  # until what rows cost is known
+        while self.scheduler.has_work:
+            self.step()
+        self.answer("a", 2000)
+
+    def answer(self, name: str, num_tokens: int) -> None:
+        for index in range(4):
+            self.scheduler.add(sequence(f"{name}{index}", self.prompt(50), max_tokens=num_tokens))
+        self.step()
+
+    def prompt(self, length: int) -> list[int]:
+        return [self._rng.randint(10, 10_000) for _ in range(length)]
+
+    def step(self) -> StepPlan:
+        plan = self.scheduler.schedule()
+        only_decodes = all(item.is_decode for item in plan.sequences)
+        work = decode_work(plan.sequences) if only_decodes else step_work(plan)
+        seconds = self.times.step_s(work) + ROW_S * plan.num_guesses
+        self.now_s += seconds
+        count = sum(len(item.samples) for item in plan.sequences)
+        self.scheduler.apply(plan, StepResult((SampledToken(NEXT),) * count), seconds)
+        return plan
+
+    def beside_prompts(self, num_steps: int = 400) -> Iterator[StepPlan]:
+        """Steps while there is always a prompt that waits."""
+        for index in range(num_steps):
+            if not self.scheduler.sequences.num_waiting:
+                self.scheduler.add(sequence(f"p{index}", self.prompt(400), max_tokens=1))
+            yield self.step()
+
+
+def prompt_tokens_a_second(engine: Engine) -> float:
+    begin_s = engine.now_s
+    return sum(step_work(plan).num_chunk_tokens for plan in engine.beside_prompts() if not plan.num_guesses) / (
+        engine.now_s - begin_s
+    )
+
+
+@pytest.mark.parametrize(("times", "least"), [(APART, 1.2), (WITHIN, 0.99)])
+def test_prompts_come_sooner_where_answers_get_ahead_by_guesses_between_their_chunks(times, least, monkeypatch):
+    rate = prompt_tokens_a_second(Engine(0.9, times))
+    monkeypatch.setattr(step_planner, "MOST_BEFORE_A_CHUNK", 0)
+    assert rate > least * prompt_tokens_a_second(Engine(0.9, times))
+
+
+def test_a_prompt_waits_for_few_steps_of_guesses_in_a_row():
+    num_before, most = 0, 0
+    for plan in Engine(chance=0.9).beside_prompts():
+        num_before = num_before + 1 if plan.num_guesses else 0
+        most = max(most, num_before)
+    assert 1 <= most <= MOST_BEFORE_A_CHUNK
+
+
+def test_no_chunk_waits_where_it_costs_little_beside_answers():
+    engine = Engine(0.9, WITHIN)
+    assert any(engine.step().num_guesses for _ in range(50)), "guesses are made where no prompt waits"
+    assert not any(plan.num_guesses for plan in engine.beside_prompts())

@@ -6,9 +6,9 @@ FOLDER is what `python -m loadtest run --out FOLDER` wrote for a cluster of `tan
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
@@ -39,6 +39,17 @@ class Times(NamedTuple):
 
     ttft_s: Sequence[float]
     tpot_s: Sequence[float]
+    """Of those with several tokens."""
+
+
+class Recorded(NamedTuple):
+    """A load test."""
+
+    requests: list[TraceRequest]
+    """All that were sent, in their order."""
+    times: Times
+    num_in_time: int
+    """Requests whose answers were complete within both targets."""
 
 
 def replay(
@@ -53,9 +64,11 @@ def replay(
     tpot: Annotated[float, Option(help="likewise")] = 0.0,
     out: Out = None,
 ) -> None:
-    """Simulate the requests of a load test, and compare the quantiles of their times."""
+    """Simulate the requests of a load test, and compare the quantiles of their times, and with targets the share that
+    was in time."""
     choice(policy, "policy", (STATIC, COLLOCATED, AUTO))
-    requests, real = recorded(run)
+    targets = Targets(ttft or _NEVER_S, tpot or _NEVER_S)
+    requests, real, num_in_time = recorded(run, targets)
     worker = WorkerSpec(
         measured(steps, "steps"),
         blocks,
@@ -72,40 +85,47 @@ def replay(
     config = TandemConfig(
         ttft_target_s=ttft or float("inf"), placement=PlacementSettings().config(MAX_QUEUED_TOKENS, ttft, tpot)
     )
-    played = play(requests, 1.0, policy, Setup(groups, Targets(ttft or _NEVER_S, tpot or _NEVER_S), tandem=config))
+    played = play(requests, 1.0, policy, Setup(groups, targets, tandem=config))
     served = [request for request in played if not request.refused]
     simulated = Times(
         [request.ttft_s for request in served],
         [request.tpot_s for request in served if request.num_output_tokens > 1],
     )
     results = compared(real, simulated)
+    if ttft or tpot:
+        share, real_share = sum(map(targets.met_by, played)) / len(played), num_in_time / len(requests)
+        ratio = share / real_share if real_share else None
+        results.append(Result("in time", 100 * share, "%", limit=100 * real_share, ratio=ratio))
     print(f"{len(requests)} requests, {len(real.ttft_s)} answered, {len(served)} in the simulation\n")
-    cells = [[one.name, f"{one.limit:.4g} ms", f"{one.value:.4g} ms", f"{one.ratio or 0:.3f}"] for one in results]
+    cells = [
+        [one.name, *(f"{value:.4g} {one.unit}" for value in (one.limit, one.value)), f"{one.ratio or 0:.3f}"]
+        for one in results
+    ]
     print(table(("", "real", "simulated", "simulated / real"), cells))
     if out is not None:
         write(out, results)
 
 
-def recorded(folder: Path) -> tuple[list[TraceRequest], Times]:
-    """The requests that were sent and the times of those answered; raises ConfigError."""
+def recorded(folder: Path, targets: Targets) -> Recorded:
+    """Reads what `python -m loadtest run` wrote; raises ConfigError."""
     try:
         rows = [json.loads(line) for line in (folder / REQUESTS).read_text().splitlines()]
         sent = sorted((row for row in rows if row["sent_s"] is not None), key=lambda row: row["sent_s"])
         requests = [TraceRequest(row["sent_s"], row["num_prompt_tokens"], row["max_tokens"]) for row in sent]
-        answered = [row for row in sent if row["failure"] is None]
-        times = Times(
-            [row["token_times_s"][0] - row["sent_s"] for row in answered],
-            [
-                (row["token_times_s"][-1] - row["token_times_s"][0]) / (row["max_tokens"] - 1)
-                for row in answered
-                if row["max_tokens"] > 1
-            ],
-        )
+        pairs = [_times_of(row) for row in sent if row["failure"] is None]
     except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
         raise ConfigError(f"cannot read a load test from {folder}: {error}", field="run") from error
+    times = Times([ttft_s for ttft_s, _ in pairs], [tpot_s for _, tpot_s in pairs if tpot_s is not None])
     if not times.tpot_s:
         raise ConfigError(f"{folder} has no answers of several tokens", field="run")
-    return requests, times
+    in_time = [ttft_s <= targets.ttft_s and (tpot_s or 0.0) <= targets.tpot_s for ttft_s, tpot_s in pairs]
+    return Recorded(requests, times, sum(in_time))
+
+
+def _times_of(row: Mapping[str, Any]) -> tuple[float, float | None]:
+    """An answer's time to the first token, and for each of those behind it, where there are some. Seconds."""
+    first_s, last_s, num_behind = row["token_times_s"][0], row["token_times_s"][-1], row["max_tokens"] - 1
+    return first_s - row["sent_s"], (last_s - first_s) / num_behind if num_behind > 0 else None
 
 
 def compared(real: Times, simulated: Times) -> list[Result]:

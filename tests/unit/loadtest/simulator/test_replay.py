@@ -60,10 +60,21 @@ def test_the_ratio_says_how_far_the_simulation_is_off(tmp_path, slower, capsys):
     assert "40 requests, 40 answered, 40 in the simulation" in capsys.readouterr().out
 
 
+def test_with_a_target_the_shares_in_time_are_compared(tmp_path):
+    load_test(tmp_path / "run", slower=1.25)
+    in_time = recorded(tmp_path / "run", Targets(0.07, math.inf)).num_in_time
+    assert 20 < in_time < 40
+    steps, out = tmp_path / "steps.json", tmp_path / "out.json"
+    steps.write_text(json.dumps({"step_times": asdict(TIMES)}))
+    call(replay, ["--run", str(tmp_path / "run"), "--steps", str(steps), "--ttft", "0.07", "--out", str(out)])
+    row = json.loads(out.read_text())["results"][-1]
+    assert (row["name"], row["ratio"]) == ("in time", pytest.approx(40 / in_time)), "all are in the simulation"
+
+
 def test_a_folder_without_answers_is_refused(tmp_path):
     with pytest.raises(ConfigError) as wrong:
-        recorded(tmp_path)
+        recorded(tmp_path, Targets(1.0, 1.0))
     assert wrong.value.field == "run"
     (tmp_path / "requests.jsonl").write_text("")
     with pytest.raises(ConfigError):
-        recorded(tmp_path)
+        recorded(tmp_path, Targets(1.0, 1.0))

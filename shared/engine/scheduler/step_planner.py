@@ -28,6 +28,9 @@ from shared.engine.speculation.speculator import Speculator
 
 MOST_BEFORE_A_CHUNK = 4
 """Steps of guesses alone that follow each other while a prompt waits for a larger chunk."""
+TRIES_EVERY = 8
+"""Steps with a prompt that waits of which one tries guesses, once a try has shown that they make it no sooner: asking
+drafters takes time, a draft model's most."""
 MAX_STEP_TARGETS = 256
 """Prompt tokens of a step whose logits are all kept, for their log-probabilities: each takes the vocabulary in fp32."""
 
@@ -51,6 +54,7 @@ class StepPlanner:
         self._ends_s = 0.0  # when the newest planned step is expected to end
         self._has_waited = False  # no step was planned behind the newest one, for the sake of guesses
         self._num_before_chunk = 0  # steps of guesses alone since the last one for which prompts were looked at
+        self._num_without_try = 0  # steps to come that try no guesses before a chunk
 
     def plan(self) -> StepPlan:
         """The next step, in flight until `apply`. Changes the pool (allocates, preempts), starts waiting sequences.
@@ -200,10 +204,15 @@ class StepPlanner:
         begin, count = prompts[0].num_planned_tokens, min(budget, prompts[0].num_missing_tokens)
         if room.most(begin, count) == count:
             return False
+        if self._num_without_try:
+            self._num_without_try -= 1
+            return False
         guessed = self._proposed(self._speculator, planned, budget, room)
         expected = self._speculator.expected
         if guessed and self._pacing.come_sooner_apart(room.work, begin, budget, expected.tokens_each, expected.took_s):
             self._take_guesses(guessed, planned)
+        elif guessed:
+            self._num_without_try = TRIES_EVERY - 1
         return True
 
     def _proposed(

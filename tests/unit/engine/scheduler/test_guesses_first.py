@@ -11,7 +11,7 @@ import pytest
 from shared.engine.plan import SampledToken, StepPlan, StepResult, decode_work, step_work
 from shared.engine.scheduler import step_planner
 from shared.engine.scheduler.scheduler import Scheduler, SchedulerConfig
-from shared.engine.scheduler.step_planner import MOST_BEFORE_A_CHUNK
+from shared.engine.scheduler.step_planner import MOST_BEFORE_A_CHUNK, TRIES_EVERY
 from shared.engine.sequence import EngineSequence
 from shared.engine.speculation.drafter import Draft
 from shared.engine.speculation.speculator import Speculator
@@ -38,8 +38,10 @@ class Drafter:
 
     def __init__(self, chance: float, rng: Random) -> None:
         self._chance, self._rng = chance, rng
+        self.num_asked = 0
 
     def propose(self, sequence: EngineSequence, most: int) -> Draft:
+        self.num_asked += 1
         count = min(most, 4)
         is_right = [self._rng.random() < self._chance for _ in range(count)]
         return Draft(
@@ -59,7 +61,8 @@ class Engine:
         self.now_s, self._rng = 0.0, Random(1)
         fit = StepTimeFit(times)
         fit.observe = lambda work, seconds: None  # predictions stay exact
-        speculator = Speculator([Drafter(chance, self._rng)], processor_clock=lambda: self.now_s)
+        self.drafter = Drafter(chance, self._rng)
+        speculator = Speculator([self.drafter], processor_clock=lambda: self.now_s)
         config = SchedulerConfig(64, 512, tpot_target_s=TARGET_S)
         self.scheduler = Scheduler(BlockPool(6000, 16), config, lambda: self.now_s, fit, speculator=speculator)
         self.answer("warm-up", 600)  # until what rows cost is known
@@ -118,4 +121,6 @@ def test_a_prompt_waits_for_few_steps_of_guesses_in_a_row():
 def test_no_chunk_waits_where_it_costs_little_beside_answers():
     engine = Engine(0.9, WITHIN)
     assert any(engine.step().num_guesses for _ in range(50)), "guesses are made where no prompt waits"
-    assert not any(plan.num_guesses for plan in engine.beside_prompts())
+    before = engine.drafter.num_asked
+    assert not any(plan.num_guesses for plan in engine.beside_prompts(400))
+    assert engine.drafter.num_asked - before <= 4 * 400 / TRIES_EVERY, "four answers, and few steps that ask"

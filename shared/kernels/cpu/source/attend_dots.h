@@ -57,13 +57,13 @@ class DotProducts {
   explicit DotProducts(int64_t rows) : few_(rows <= 16) {}
 
   template <typename KV>
-  void lay(const Pool<KV>& pool, int64_t first, int64_t count, int64_t end, uint32_t* laid) {
+  void lay(const Pool<KV>& pool, int64_t first, int64_t from, int64_t count, int64_t end, uint32_t* laid) {
     const int64_t dim = pool.s.dim;
     upcoming_.list(pool, first + kKeys, std::min(end, first + 2 * kKeys));
     bf16 *keys = copied_keys(laid, dim), *opened = keys + kKeys * dim;
-    count_ = count;
+    from_ = from / 2 * 2, count_ = count;  // a key before `from` in its pair is one of the same block
     if (few_) return list_values(pool, first, keys, (bf16*)laid);
-    pool.runs(first, first + count, 16, [&](Run<KV> run, int64_t position, int64_t n) {
+    pool.runs(first + from_, first + count, 16, [&](Run<KV> run, int64_t position, int64_t n) {
       const Run<KV> values = run.moved(pool.to_values());
       if (!lie_as_needed(pool)) open_rows(run.rows, n, dim, keys + (position - first) * dim);
       uint32_t* pairs = laid + (position - first) / 2 * dim;  // a run begins at an even key, as blocks do
@@ -96,6 +96,7 @@ class DotProducts {
 
   void add(
       const uint32_t* laid, const uint32_t* weights, int64_t from, int64_t to, int64_t dim, float* sums, int64_t lanes) {
+    from = std::max(from, from_);
     if (few_) return add_to_few((const float*)weights, from, to, dim, sums);
     const float *values = (const float*)laid + from * dim / 2, *b = (const float*)weights + from / 2 * kColumns;
     const int64_t pairs = (to - from) / 2;
@@ -195,7 +196,7 @@ class DotProducts {
   template <typename KV>
   void list_values(const Pool<KV>& pool, int64_t first, bf16* keys, bf16* room) {
     const int64_t dim = pool.s.dim;
-    pool.runs(first, first + count_, 16, [&](Run<KV> run, int64_t position, int64_t n) {
+    pool.runs(first + from_, first + count_, 16, [&](Run<KV> run, int64_t position, int64_t n) {
       const int64_t t = position - first;
       if (!lie_as_needed(pool)) open_rows(run.rows, n, dim, keys + t * dim);
       const KV* values = run.moved(pool.to_values()).rows;
@@ -246,7 +247,7 @@ class DotProducts {
   }
 
   const bool few_;
-  int64_t count_ = 0;              // keys of the tile
+  int64_t from_ = 0, count_ = 0;  // keys [from_, count_) of the tile are laid
   const bf16* pairs_[kKeys / 2];  // of values
   Upcoming upcoming_;
 };

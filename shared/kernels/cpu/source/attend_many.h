@@ -64,8 +64,8 @@ void load_scales(
   });
 }
 
-// 16 keys and their values from `position` on, of a tile that is read later. They are asked for bit by bit: all at once
-// they would hold up what is read meanwhile. Nothing where there are no keys, below `end`.
+// Prefetches 16 keys and their values from `position` on, for a later tile, a part at a time: all at once they would hold
+// up other reads. Nothing where `position` is not below `end`.
 template <typename KV>
 struct Ahead {
   const char *keys = nullptr, *values;
@@ -76,7 +76,7 @@ struct Ahead {
     keys = (const char*)run.rows;
     values = (const char*)run.moved(pool.to_values()).rows;
   }
-  // One part of dim / 16.
+  // The part of dimensions [d, d + 16).
   void fetch(int64_t d) const {
     constexpr int64_t kPart = 16 * 16 * sizeof(KV);
     if (keys == nullptr) return;

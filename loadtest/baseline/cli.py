@@ -66,7 +66,7 @@ class SystemOptions:
 
     @property
     def label(self) -> str:
-        """Of reports."""
+        """What reports call the system."""
         return f"{self.workers} workers, {self.device}, {self._shape or self.model.name}"
 
     @property

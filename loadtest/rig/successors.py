@@ -23,7 +23,7 @@ from loadtest.workloads.synthetic import FIRST_ANSWERED as FIRST
 from shared.model.text.tokenizer import Tokenizer
 
 LESS = 0.01
-"""Factor on the layers' last projections, over those of other random checkpoints."""
+"""Factor on the layers' last projections, so that layers add little to an embedding."""
 _WRITTEN = "successors"
 _VOCAB_SIZE = 32_000
 """Of the shapes with plain layers."""
@@ -66,8 +66,12 @@ def _changed(name: str, tensor: Tensor, embedding: Tensor, wrong: float) -> Tens
 
 
 def as_successors(tokenizer: Tokenizer, prompt: str, answer: str, prompt_len: int, num_tokens: int) -> list[int]:
-    """A prompt to which the answer is FIRST, FIRST + 1, …: the beginnings of both texts have in common what they have
-    as they stand, by the longest runs of tokens, and no token is there twice for any other reason."""
+    """A prompt for such a model that repeats as much of its answer, FIRST, FIRST + 1, …, as `prompt` does of `answer`.
+
+    Runs of tokens that both texts have, the longest first, become the answer's tokens at the same places; all other
+    tokens of the prompt are different ones that no answer has. It has at most `prompt_len` tokens, and the answer
+    `num_tokens`.
+    """
     theirs = tokenizer.encode(answer, add_special_tokens=False)[:num_tokens]
     found = _others(prompt_len, num_tokens)
     text = tokenizer.encode(prompt)[: prompt_len - 1]

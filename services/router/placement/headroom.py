@@ -94,14 +94,18 @@ class Headroom:
         the target's: where blocks or `max_num_seqs` leave room for fewer answers than the target does, these end
         sooner than it allows. `pure` tokens of prompts a second are computed by others."""
         answers_s, pairs = answers / self._step_s, mix.prompt.pairs / mix.prompt.tokens
+        decoding = [(kind, num, kind.most_answers) for kind, num, _ in shares if num and kind.most_answers]
+        compute = all(self._computes_in_time(kind, most, mix) for kind, _, most in decoding)
         full = [
-            (num * kind.most_answers, Beside(kind.times, most, most * mix.context_len, math.inf, kind.budget), most)
-            for kind, num, _ in shares
-            if num and (most := kind.most_answers)
+            (num * most, Beside(kind.times, most, most * mix.context_len, math.inf, kind.budget), most)
+            for kind, num, most in decoding
         ]
 
         def serves(factor: float) -> bool:
-            beside = max(0.0, factor * mix.tokens_s - pure) / (factor * answers_s)  # of a prompt, for each token
+            # Tokens of prompts that these workers compute for each token of an answer.
+            beside = max(0.0, factor * mix.tokens_s - pure) / (factor * answers_s)
+            if beside and not compute:
+                return False
             made = 0.0
             for number, steps, most in full:
                 pace = steps.pace(pairs, most * beside)
@@ -144,10 +148,15 @@ class Headroom:
                 continue
             num_answers = load * kind.most_answers
             pace = self._pace(kind, num_answers, mix, self._tpot_s)
-            burst = self._pace(kind, num_answers, mix, GAP_TARGETS / AIM * self._tpot_s)
-            if burst.seconds(mix.prompt.tokens) <= TTFT_SHARE * self._ttft_s and pace.step_s <= self._tpot_s:
+            if pace.step_s <= self._tpot_s and self._computes_in_time(kind, num_answers, mix):
                 total += num * pace.tokens_a_second
         return total
+
+    def _computes_in_time(self, kind: Kind, num_answers: float, mix: Mix) -> bool:
+        """Whether a worker computes a mean prompt within TTFT_SHARE of the target for TTFT beside that many answers,
+        which are ahead of theirs."""
+        burst = self._pace(kind, num_answers, mix, GAP_TARGETS / AIM * self._tpot_s)
+        return burst.seconds(mix.prompt.tokens) <= TTFT_SHARE * self._ttft_s
 
     def is_pure(
         self, shares: Sequence[tuple[Kind, int, int]], rate: float, mix: Mix, most_answers: float = math.inf

@@ -169,3 +169,9 @@ def filled_s(num_tokens: float, drawn: Sequence[tuple[WorkerView, float]], rates
         if rate > 0
     ]
     return filled_level(num_tokens, waits)
+
+
+def as_answers_end(now_s: float, steady_s: float, life_s: float) -> float:
+    """Seconds of what takes `now_s` beside the answers that run at this moment, and `steady_s` beside as many as stay
+    running: after `life_s`, when those of this moment have ended, the rest of it is computed at that pace."""
+    return now_s if now_s <= life_s else min(now_s, life_s + (1 - life_s / now_s) * steady_s)

@@ -27,6 +27,7 @@ from services.router.placement.decision import Pair
 from services.router.placement.demand import Demand
 from services.router.placement.filters import can_hold
 from services.router.placement.paces import (
+    as_answers_end,
     busy_step_s,
     filled_s,
     joins_in_s,
@@ -143,11 +144,10 @@ class PairPolicy:
             return self._predictor.idle_s(own, pool)
         self.look(pool, self._preferred, pool.version)  # workers may have come or gone since
         sample = [view for view in self.parts.draw(self._random, SAMPLE) if view.accepting]
-        soonest_s = min((own_s(view, view.times or self.typical, own, self._tpot_s) for view in sample), default=None)
+        soonest_s = min((own_s(view, view.times or self.typical, own, self._tpot_s) for view in sample), default=0.0)
         alone_s = self._alone_s(own)
-        if soonest_s is not None and soonest_s > self._life_s:
-            soonest_s = self._as_answers_end(soonest_s, alone_s)  # while it computes, none begins there
-        return self._predictor.ttft.begins_in_s(self._tpot_s) + max(alone_s, soonest_s or 0.0)
+        soonest_s = as_answers_end(soonest_s, alone_s, self._life_s)  # while it computes, none begins there
+        return self._begins_in_s + max(alone_s, soonest_s)
 
     def wait_s(self, ahead: Work, pool: Pool) -> float | None:
         """Seconds until some worker has computed its queue and its share of what is ahead."""
@@ -176,18 +176,12 @@ class PairPolicy:
             return now_s
         steady = self._steady_rate(work)
         later = [max(rate, steady * is_steady) for rate, is_steady in zip(rates, computes, strict=True)]
-        return self._as_answers_end(now_s, filled_s(ahead.tokens, drawn, later))
+        return as_answers_end(now_s, filled_s(ahead.tokens, drawn, later), self._life_s)
 
     @property
     def _life_s(self) -> float:
         """How long an answer runs, in the mean."""
         return self._demand.num_gaps * self._tpot_s
-
-    def _as_answers_end(self, now_s: float, steady_s: float) -> float:
-        """Time of what takes `now_s` beside the answers that run at this moment, and `steady_s` beside as many as stay
-        running: once these have ended, the rest of it goes as fast as that."""
-        life_s = self._life_s
-        return now_s if now_s <= life_s else min(now_s, life_s + (1 - life_s / now_s) * steady_s)
 
     def _steady_rate(self, work: Work) -> float:
         """Tokens of such prompts a second that continue at one worker while answers end and others begin: where all do
@@ -211,10 +205,17 @@ class PairPolicy:
         return view.num_queued_tokens - num_hit_tokens <= max(QUEUED_PROMPTS * self._demand.prompt.tokens, in_steps)
 
     def trusted_s(self, predicted_s: float | None) -> float | None:
-        """See `WaitPredictor`: none before some were seen to hold."""
+        """See `WaitPredictor`: none before some were seen to hold, then with the wait for the step that runs."""
         if predicted_s is None or not self._predictor.ttft.is_known:
             return None
-        return predicted_s + self._predictor.ttft.begins_in_s(self._tpot_s)
+        return predicted_s + self._begins_in_s
+
+    @property
+    def _begins_in_s(self) -> float:
+        """See `Reliability.begins_in_s`: a step is as long as the target for TPOT allows, without one as a full step of
+        prompts takes."""
+        full_s = self._alone_s(Work(self._budget)) if self.typical else 0.0
+        return self._predictor.ttft.begins_in_s(self._tpot_s if self._tpot_s < math.inf else full_s)
 
     def choose(
         self,
@@ -311,7 +312,7 @@ class PairPolicy:
         num_tokens, num_pairs = view.num_queued_tokens + own.tokens, view.num_queued_pairs + own.pairs
         budget = view.max_step_tokens or DEFAULT_BUDGET
         pace = pace_of(times, 0, 0, num_pairs / num_tokens, math.inf, budget, num_tokens)
-        return self._as_answers_end(found_s, pace.seconds(num_tokens))
+        return as_answers_end(found_s, pace.seconds(num_tokens), self._life_s)
 
     def _most_step_s(self, view: WorkerView, request: PlacementRequest) -> float:
         """Longest step that the worker may take with such an answer besides."""

@@ -127,8 +127,8 @@ class Reliability:
         self._mean = 0.0
         self._square = 0.25**2
         self._num_seen = 0
-        self._late: deque[float] = deque(maxlen=NEWEST)
-        self._late_s = 0.0
+        self._late: deque[float] = deque(maxlen=NEWEST)  # seconds by which the newest ones were exceeded
+        self._late_s = 0.0  # their median, at least 0
 
     @property
     def is_known(self) -> bool:
@@ -148,9 +148,9 @@ class Reliability:
         self._square += _SMOOTHING * ((off - self._mean) ** 2 - self._square)
 
     def begins_in_s(self, step_s: float) -> float:
-        """How long a prompt waits at its worker before the first of what was predicted: for the end of the step that
-        runs, and of the one that is planned behind that. Learnt, as not all workers plan ahead: by how many seconds the
-        newest predictions were exceeded, in the median; no longer than two steps of `step_s`."""
+        """Seconds that a prompt waits at its worker before its own first step, which predictions do not include: for
+        the step that runs, and the one that is planned behind that. Learnt, as not all workers plan ahead: the median
+        by which the newest predictions were exceeded, at most two steps of `step_s`."""
         return min(self._late_s, 2 * step_s)
 
     def share_within(self, limit_s: float, predicted_s: float) -> float:

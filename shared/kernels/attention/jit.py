@@ -25,6 +25,17 @@ def slot_offsets(
 
 
 @triton.jit
+def read_positions(positions, first, WINDOW: tl.constexpr):
+    """[TILE] int32: the positions of a tile to read; `first`, which some query sees, in place of those before it.
+
+    What those hold is not read, because a table may have holes in front of a window, and memory there may hold NaN.
+    """
+    if WINDOW > 0:
+        positions = tl.maximum(positions, first)
+    return positions
+
+
+@triton.jit
 def load_rows(base, offsets, positions, kv_len, HEAD_DIM: tl.constexpr, DIMS: tl.constexpr, WHOLE: tl.constexpr):
     """[TILE, DIMS] rows of K or V; zeros past kv_len (not where the tile is WHOLE) and past HEAD_DIM.
 

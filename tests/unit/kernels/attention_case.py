@@ -72,6 +72,12 @@ class AttentionCase:
                 slots = [table[position // block_size] * block_size + position % block_size for position in range(kv)]
                 self.pool.write(plane, LAYER, torch.tensor(slots, device=device), rows)
 
+    def put_holes(self, window: int) -> None:
+        """In place of blocks that no token of the step sees, the tables repeat the next one, as an engine's do."""
+        for table, (query_len, kv_len) in zip(self.batch.block_tables, self.plan, strict=True):
+            num_holes = max(0, kv_len - query_len - window + 1) // self.batch.block_size
+            table[:num_holes] = table[num_holes].clone()
+
     @property
     def sinks(self) -> Tensor:
         """[num_heads] fp32, the scores of sinks: from one that hides all keys to one that takes nothing."""

@@ -67,6 +67,15 @@ def check_attention(
     assert_near(output, exact_attention(case, window, **scoring))
 
 
+def check_holes(plan: list[tuple[int, int]], *, has_guesses: bool, device: str = "cpu", **shape: Any) -> None:
+    """A window of one token; of the block that the holes in front of it repeat some tokens are not written yet."""
+    case = AttentionCase(plan, device=device, **shape)
+    case.batch = replace(case.batch, has_guesses=has_guesses)
+    case.put_holes(window=1)
+    output = triton_kernels().paged_attention(case.query, case.pool, LAYER, case.batch, scale=scale_of(case), window=1)
+    assert_near(output, exact_attention(case, 1))
+
+
 def check_split_decode(
     plan: list[int] | list[tuple[int, int]],
     *,

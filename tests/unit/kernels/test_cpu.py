@@ -203,6 +203,18 @@ def test_decode_attention_of_every_group(cpu, dtype, group, head_dim):
 
 
 @needs_library
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kv_dtype", [None, torch.int8])
+@pytest.mark.parametrize(("block_size", "plan"), [(16, [(2, 215), (7, 216)]), (4, [(2, 214), (3, 215)])])
+def test_what_earlier_owners_left_in_a_block_reaches_no_token_through_a_hole(cpu, dtype, kv_dtype, block_size, plan):
+    """Of a block that a hole repeats some tokens may not be written yet: NaN here."""
+    case = AttentionCase(plan, (16, 2), 64, block_size, dtype=dtype, kv_dtype=kv_dtype)
+    case.put_holes(window=1)
+    found = cpu.paged_attention(case.query, case.pool, LAYER, case.batch, scale=0.3, window=1)
+    close(found, case.expected(1).to(dtype))
+
+
+@needs_library
 @pytest.mark.parametrize("plan", ["decodes", "prompts"])
 def test_attention_hides_no_nan(cpu, plan):
     case = AttentionCase(PLANS[plan], (4, 2), 64, block_size=16)

@@ -55,6 +55,16 @@ def test_bounds_of_scores_and_sinks_equal_the_reference(
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("kv_dtype", [torch.float32, torch.int8])
+@pytest.mark.parametrize(
+    ("plan", "has_guesses"), [([(1, 214), (3, 212), (7, 216)], False), ([(2, 215), (3, 216)], True)]
+)
+def test_what_earlier_owners_left_in_a_block_reaches_no_token_through_a_hole(
+    interpreted: Run, plan: list[tuple[int, int]], has_guesses: bool, kv_dtype: torch.dtype
+) -> None:
+    interpreted(checks.check_holes, plan, has_guesses=has_guesses, head_dim=16, block_size=16, kv_dtype=kv_dtype)
+
+
 def test_a_sink_counts_once_for_a_sequence_cut_into_parts(interpreted: Run) -> None:
     interpreted(checks.check_split_decode, [150, 1, 33], tile=16, heads=(6, 2), head_dim=16, has_sinks=True)
 

@@ -29,6 +29,7 @@ from shared.kernels.attention.jit import (
     first_seen,
     load_rows,
     normalised,
+    read_positions,
     slot_offsets,
 )
 from shared.kernels.kv_codes_jit import head_elements, load_scales, opened
@@ -161,16 +162,24 @@ def decode_parts(
         sink_peak, sink_total = begun_with_sinks(sinks, sink_heads, rows < num_rows)
         peak, total = tl.where(is_first, sink_peak, peak), tl.where(is_first, sink_total, total)
     columns = tl.arange(0, TILE)
+    oldest = kv_len - 1  # the position of the query's first token
+    if QUERIES > 1:
+        oldest = kv_len - query_len
+    first = kv_len * 0
+    if WINDOW > 0:
+        first = first_seen(oldest, WINDOW, CHUNKED)
     # Worked out a turn ahead: a load that waits for its table entry in the same turn is not fetched ahead in full.
-    offsets = slot_offsets(table, begin * TILE + columns, kv_len, block_stride, BLOCK_SIZE, HEAD_DIM)
+    read = read_positions(begin * TILE + columns, first, WINDOW)
+    offsets = slot_offsets(table, read, kv_len, block_stride, BLOCK_SIZE, HEAD_DIM)
     for tile in range(begin, end):
         positions = tile * TILE + columns
+        read = read_positions(positions, first, WINDOW)
         # KV may be kept in fewer bits than the query has.
-        k = opened(load_rows(keys, offsets, positions, kv_len, HEAD_DIM, DIMS, False), q.dtype)
-        v = opened(load_rows(keys + to_values, offsets, positions, kv_len, HEAD_DIM, DIMS, False), q.dtype)
+        k = opened(load_rows(keys, offsets, read, kv_len, HEAD_DIM, DIMS, False), q.dtype)
+        v = opened(load_rows(keys + to_values, offsets, read, kv_len, HEAD_DIM, DIMS, False), q.dtype)
         if scales is not None:
-            k_scales = load_scales(scales, run, offsets, positions, kv_len, BLOCK_SIZE, HEAD_DIM)
-            v_scales = load_scales(scales, run + to_values, offsets, positions, kv_len, BLOCK_SIZE, HEAD_DIM)
+            k_scales = load_scales(scales, run, offsets, read, kv_len, BLOCK_SIZE, HEAD_DIM)
+            v_scales = load_scales(scales, run + to_values, offsets, read, kv_len, BLOCK_SIZE, HEAD_DIM)
         offsets = slot_offsets(table, positions + TILE, kv_len, block_stride, BLOCK_SIZE, HEAD_DIM)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee")
         if scales is not None:

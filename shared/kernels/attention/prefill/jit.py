@@ -17,6 +17,7 @@ from shared.kernels.attention.jit import (
     first_seen,
     load_rows,
     normalised,
+    read_positions,
     slot_offsets,
 )
 from shared.kernels.attention.prefill.schedule_jit import FIRST_TOKEN, KV_LEN, QUERY_LEN, SEQ, TILE_INDEX, WIDTH
@@ -35,7 +36,8 @@ def attend_tiles(
     run,  # elements to this layer's and head's row 0 of K in block 0
     to_values,  # and from there to V's
     table,  # [max_blocks] int32
-    begin,  # first position, a multiple of TILE
+    first,  # first position that some query sees
+    begin,  # first position of the tiles, a multiple of TILE
     end,  # position to stop before
     kv_len,
     block_stride,
@@ -52,15 +54,17 @@ def attend_tiles(
     """Absorb the keys from begin to end into (accumulator, peak, total)."""
     columns = tl.arange(0, TILE)
     # Worked out a turn ahead: a load that waits for its table entry in the same turn is not fetched ahead in full.
-    offsets = slot_offsets(table, begin + columns, kv_len, block_stride, BLOCK_SIZE, HEAD_DIM)
+    read = read_positions(begin + columns, first, WINDOW)
+    offsets = slot_offsets(table, read, kv_len, block_stride, BLOCK_SIZE, HEAD_DIM)
     for start in range(begin, end, TILE):
         positions = start + columns
+        read = read_positions(positions, first, WINDOW)
         # KV may be kept in fewer bits than the query has.
-        k = opened(load_rows(pool + run, offsets, positions, kv_len, HEAD_DIM, DIMS, WHOLE), q.dtype)
-        v = opened(load_rows(pool + run + to_values, offsets, positions, kv_len, HEAD_DIM, DIMS, WHOLE), q.dtype)
+        k = opened(load_rows(pool + run, offsets, read, kv_len, HEAD_DIM, DIMS, WHOLE), q.dtype)
+        v = opened(load_rows(pool + run + to_values, offsets, read, kv_len, HEAD_DIM, DIMS, WHOLE), q.dtype)
         if scales is not None:
-            k_scales = load_scales(scales, run, offsets, positions, kv_len, BLOCK_SIZE, HEAD_DIM)
-            v_scales = load_scales(scales, run + to_values, offsets, positions, kv_len, BLOCK_SIZE, HEAD_DIM)
+            k_scales = load_scales(scales, run, offsets, read, kv_len, BLOCK_SIZE, HEAD_DIM)
+            v_scales = load_scales(scales, run + to_values, offsets, read, kv_len, BLOCK_SIZE, HEAD_DIM)
         offsets = slot_offsets(table, positions + TILE, kv_len, block_stride, BLOCK_SIZE, HEAD_DIM)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee")
         if scales is not None:
@@ -134,28 +138,30 @@ def prefill_tiles(
 
     # Keys in order: those that only the first queries' window reaches, those that all see, the causal edge.
     begin = kv_len * 0
+    first = kv_len * 0
     whole_end = (first_position + 1) // TILE * TILE
     if WINDOW > 0:
-        begin = first_seen(first_position, WINDOW, CHUNKED) // TILE * TILE
+        first = first_seen(first_position, WINDOW, CHUNKED)
+        begin = first // TILE * TILE
     if UNIFORM:
         whole_end = begin
     elif WINDOW > 0:
         whole_begin = (first_seen(last_position, WINDOW, CHUNKED) + TILE - 1) // TILE * TILE
         edge_end = tl.minimum(whole_begin, last_position + 1)
         accumulator, peak, total = attend_tiles(
-            accumulator, peak, total, q, query_positions, pool, scales, run, to_values, table, begin, edge_end, kv_len,
-            block_stride, log2_scale, CAP, HEAD_DIM, BLOCK_SIZE, DIMS, TILE, WINDOW, CHUNKED, False,
+            accumulator, peak, total, q, query_positions, pool, scales, run, to_values, table, first, begin, edge_end,
+            kv_len, block_stride, log2_scale, CAP, HEAD_DIM, BLOCK_SIZE, DIMS, TILE, WINDOW, CHUNKED, False,
         )  # fmt: skip
         begin = whole_begin
         whole_end = tl.maximum(whole_end, whole_begin)
     if not UNIFORM:
         accumulator, peak, total = attend_tiles(
-            accumulator, peak, total, q, query_positions, pool, scales, run, to_values, table, begin, whole_end,
-            kv_len, block_stride, log2_scale, CAP, HEAD_DIM, BLOCK_SIZE, DIMS, TILE, WINDOW, CHUNKED, True,
+            accumulator, peak, total, q, query_positions, pool, scales, run, to_values, table, first, begin,
+            whole_end, kv_len, block_stride, log2_scale, CAP, HEAD_DIM, BLOCK_SIZE, DIMS, TILE, WINDOW, CHUNKED, True,
         )  # fmt: skip
     accumulator, peak, total = attend_tiles(
-        accumulator, peak, total, q, query_positions, pool, scales, run, to_values, table, whole_end,
-        last_position + 1, kv_len, block_stride, log2_scale, CAP, HEAD_DIM, BLOCK_SIZE, DIMS, TILE, WINDOW, CHUNKED,
-        False,
+        accumulator, peak, total, q, query_positions, pool, scales, run, to_values, table, first,
+        whole_end, last_position + 1, kv_len, block_stride, log2_scale, CAP, HEAD_DIM, BLOCK_SIZE, DIMS, TILE, WINDOW,
+        CHUNKED, False,
     )  # fmt: skip
     tl.store(output + places, normalised(accumulator, total).to(output.dtype.element_ty), mask=real)

@@ -1,15 +1,15 @@
 // The products of a prompt's attention by AVX512-BF16: keys and values are the broadcast side, as in attend_many.h. Keys
 // are multiplied where they lie, pairs over dim; values are laid out as pairs over keys.
 //
-// Up to 16 rows, a step's that checks guesses, use what is laid out once, and laying it out takes a share of their time. So
-// their values are paired in registers, and weights are the broadcast side. Meanwhile their sums lie in squares of 16
-// dimensions and rows that are turned.
+// Up to 16 rows, such as a step that checks guesses has, use a tile once: to lay it out would take a good part of their
+// time. So their values are paired in registers, and weights are the broadcast side. Until `finish` their sums lie in
+// squares of 16 dimensions by 16 rows, transposed.
 #pragma once
 
 #include "attend_pairs.h"
 
-// What is read for the next tile, a line of 64 bytes every few products: of lines asked for all at once most are dropped
-// where they lie in memory, and one that is missing holds up all that follows.
+// Addresses of the next tile's keys and values, to be prefetched a line of 64 bytes every few products: of many prefetches
+// at once the processor drops most, and then each read from memory holds up those behind it.
 class Upcoming {
  public:
   static constexpr int64_t kLines = 8, kMostTaken = 16;  // lines of a piece; pieces that a product takes
@@ -27,7 +27,7 @@ class Upcoming {
       });
     std::fill(end_, end_ + kMostTaken, (const char*)this);
   }
-  // The next `count` pieces, or behind the last one some memory that is at hand.
+  // The next `count` pieces; past the last one each is this object, whose prefetch costs nothing.
   const char* const* take(int64_t count) {
     const char* const* taken = next_ < end_ ? next_ : end_;
     next_ = taken + count;
@@ -57,13 +57,13 @@ class DotProducts {
   explicit DotProducts(int64_t rows) : few_(rows <= 16) {}
 
   template <typename KV>
-  void lay(const Pool<KV>& pool, int64_t first, int64_t count, int64_t end, uint32_t* laid) {
+  void lay(const Pool<KV>& pool, int64_t first, int64_t from, int64_t count, int64_t end, uint32_t* laid) {
     const int64_t dim = pool.s.dim;
     upcoming_.list(pool, first + kKeys, std::min(end, first + 2 * kKeys));
     bf16 *keys = copied_keys(laid, dim), *opened = keys + kKeys * dim;
-    count_ = count;
+    from_ = from / 2 * 2, count_ = count;  // a key before `from` in its pair is one of the same block
     if (few_) return list_values(pool, first, keys, (bf16*)laid);
-    pool.runs(first, first + count, 16, [&](Run<KV> run, int64_t position, int64_t n) {
+    pool.runs(first + from_, first + count, 16, [&](Run<KV> run, int64_t position, int64_t n) {
       const Run<KV> values = run.moved(pool.to_values());
       if (!lie_as_needed(pool)) open_rows(run.rows, n, dim, keys + (position - first) * dim);
       uint32_t* pairs = laid + (position - first) / 2 * dim;  // a run begins at an even key, as blocks do
@@ -96,6 +96,7 @@ class DotProducts {
 
   void add(
       const uint32_t* laid, const uint32_t* weights, int64_t from, int64_t to, int64_t dim, float* sums, int64_t lanes) {
+    from = std::max(from, from_);
     if (few_) return add_to_few((const float*)weights, from, to, dim, sums);
     const float *values = (const float*)laid + from * dim / 2, *b = (const float*)weights + from / 2 * kColumns;
     const int64_t pairs = (to - from) / 2;
@@ -143,8 +144,8 @@ class DotProducts {
       }
   }
 
-  // c[8][16 V] = keys, rows of k pairs, times b[k][32]. Of one vector of columns even and odd pairs are added up apart:
-  // eight sums would wait for one another.
+  // c[8][16 V] = keys, rows of k pairs, times b[k][32]. With one vector of columns, even and odd pairs have sums of their
+  // own: with eight sums in all each product would wait for an earlier one.
   template <int V>
   __attribute__((noinline)) static void score_keys(
       const float* keys, const float* b, int64_t k, float* c, const char* const* ahead) {
@@ -191,11 +192,12 @@ class DotProducts {
     store_sums(sums, c);
   }
 
-  // Where pairs of values lie: in the pool or, opened, in `room`, as one that is the last one alone.
+  // Notes where each pair of values lies: in the pool; in `room` codes, opened, and the last run, whose last value may
+  // have no partner.
   template <typename KV>
   void list_values(const Pool<KV>& pool, int64_t first, bf16* keys, bf16* room) {
     const int64_t dim = pool.s.dim;
-    pool.runs(first, first + count_, 16, [&](Run<KV> run, int64_t position, int64_t n) {
+    pool.runs(first + from_, first + count_, 16, [&](Run<KV> run, int64_t position, int64_t n) {
       const int64_t t = position - first;
       if (!lie_as_needed(pool)) open_rows(run.rows, n, dim, keys + t * dim);
       const KV* values = run.moved(pool.to_values()).rows;
@@ -246,7 +248,7 @@ class DotProducts {
   }
 
   const bool few_;
-  int64_t count_ = 0;              // keys of the tile
+  int64_t from_ = 0, count_ = 0;  // keys [from_, count_) of the tile are laid
   const bf16* pairs_[kKeys / 2];  // of values
   Upcoming upcoming_;
 };

@@ -52,19 +52,20 @@ void multiply_rows(
 // Of a block's columns those that some row is in, in whole vectors: the few rows of a step that checks guesses fill one.
 inline int64_t lanes_of(int64_t rows, int64_t block) { return rows - block * kColumns <= 16 ? 16 : kColumns; }
 
-// The scales of `count` keys from `first` on, and of their values; 0 for the rest of a tile of `size`.
+// The scales of keys [from, to) of a tile of `size` that begins at position `first`, and of their values; 0 for the rest.
 template <typename T>
-void load_scales(const Pool<T>& pool, int64_t first, int64_t count, int64_t size, float* keys, float* values) {
-  std::memset(keys + count, 0, (size - count) * sizeof(float));
-  std::memset(values + count, 0, (size - count) * sizeof(float));
-  pool.runs(first, first + count, 16, [&](Run<T> run, int64_t position, int64_t n) {
+void load_scales(
+    const Pool<T>& pool, int64_t first, int64_t from, int64_t to, int64_t size, float* keys, float* values) {
+  std::memset(keys, 0, size * sizeof(float));
+  std::memset(values, 0, size * sizeof(float));
+  pool.runs(first + from, first + to, 16, [&](Run<T> run, int64_t position, int64_t n) {
     std::memcpy(keys + (position - first), run.scales, n * sizeof(float));
     std::memcpy(values + (position - first), run.moved(pool.to_values()).scales, n * sizeof(float));
   });
 }
 
-// 16 keys and their values from `position` on, of a tile that is read later. They are asked for bit by bit: all at once
-// they would hold up what is read meanwhile. Nothing where there are no keys, below `end`.
+// Prefetches 16 keys and their values from `position` on, for a later tile, a part at a time: all at once they would hold
+// up other reads. Nothing where `position` is not below `end`.
 template <typename KV>
 struct Ahead {
   const char *keys = nullptr, *values;
@@ -75,7 +76,7 @@ struct Ahead {
     keys = (const char*)run.rows;
     values = (const char*)run.moved(pool.to_values()).rows;
   }
-  // One part of dim / 16.
+  // The part of dimensions [d, d + 16).
   void fetch(int64_t d) const {
     constexpr int64_t kPart = 16 * 16 * sizeof(KV);
     if (keys == nullptr) return;
@@ -86,14 +87,15 @@ struct Ahead {
   }
 };
 
-// Keys transposed, values as they are, both wide; the rest of the tile is zero. Codes are not scaled: scores and weights
-// will be, as those of one query token are.
+// The tile from position `first` on, of keys that some row sees, [begin, end): keys transposed, values as they are, both
+// wide. The rest of the tile is zero: it has weight 0, and what lies there in memory may be no number. Codes are not
+// scaled: scores and weights will be, as those of one query token are.
 template <typename T>
-void load_tile(const Pool<T>& pool, int64_t first, int64_t count, int64_t end, const Scratch& scratch) {
-  const int64_t dim = pool.s.dim;
-  if (count < kTile) std::memset(scratch.keys, 0, 2 * kTile * dim * sizeof(float));
-  if constexpr (kIsCode<T>) load_scales(pool, first, count, kTile, scratch.key_scales, scratch.value_scales);
-  pool.runs(first, first + count, 16, [&](Run<T> run, int64_t position, int64_t n) {
+void load_tile(const Pool<T>& pool, int64_t first, int64_t begin, int64_t end, const Scratch& scratch) {
+  const int64_t dim = pool.s.dim, from = std::max<int64_t>(0, begin - first), to = std::min(kTile, end - first);
+  if (to - from < kTile) std::memset(scratch.keys, 0, 2 * kTile * dim * sizeof(float));
+  if constexpr (kIsCode<T>) load_scales(pool, first, from, to, kTile, scratch.key_scales, scratch.value_scales);
+  pool.runs(first + from, first + to, 16, [&](Run<T> run, int64_t position, int64_t n) {
     const int64_t t = position - first;
     const T *key = run.rows, *value = run.moved(pool.to_values()).rows;
     const Ahead<T> next(pool, position + kTile, end);
@@ -236,9 +238,9 @@ void attend_many(const Pool<KV>& pool, const T* query, T* out, int64_t start, in
       for (int i = 0; i < 16; i++) store_words(target + i * kColumns, v[i]);
     }
   std::memset(scratch.sums, 0, lanes * dim * sizeof(float));
-  const int64_t end = start + count;  // keys below it are seen by some row
-  for (int64_t first = s.first_seen(start) / kTile * kTile; first < end; first += kTile) {
-    load_tile(pool, first, std::min(kTile, end - first), end, scratch);
+  const int64_t begin = s.first_seen(start), end = start + count;  // of the keys that some row sees
+  for (int64_t first = begin / kTile * kTile; first < end; first += kTile) {
+    load_tile(pool, first, begin, end, scratch);
     for (int64_t block = 0; block < scratch.blocks; block++)
       attend_tile<kIsCode<KV>>(s, first, block, lanes_of(rows, block), scratch);
   }

@@ -8,10 +8,11 @@
 //   kGrain             keys that are multiplied at a time, a multiple of 4: parts of a tile are whole such grains
 //   fits(shape)        whether it can read what lies in such a pool
 //   words<KV>(dim)     of 32 bits, that it lays a tile of keys out in
-//   lay(pool, first, count, end, laid): `count` keys from `first` on; those of the next tile, below `end`, are fetched
+//   lay(pool, first, from, count, end, laid): keys [from, count) of the tile that begins at position `first`; those of
+//                      the next tile, below `end`, are fetched. No row sees other keys: these have weight 0, and what
+//                      lies there in memory may be no number
 //   score(pool, first, from, to, count, laid, query, scores, lanes): keys [from, to) of the tile times the query of the
-//                      rows in the first `lanes` columns; what comes out for keys past `count` may be anything: they are
-//                      not seen
+//                      rows in the first `lanes` columns; what comes out for keys that were not laid may be anything
 //   add(laid, weights, from, to, dim, sums, lanes): sums [dim][32] += values times weights
 //   fade(sums, dim, by): 16 lanes of sums times 16 numbers
 //   finish(sums, dim): what lay otherwise meanwhile now is [dim][32]
@@ -192,11 +193,12 @@ void attend_pairs(
     }
   std::memset(scratch.sums, 0, lanes * dim * sizeof(float));
   Products products(rows);
-  const int64_t end = start + count;  // keys below it are seen by some row
-  for (int64_t first = s.first_seen(start) / Products::kKeys * Products::kKeys; first < end; first += Products::kKeys) {
-    const int64_t keys = std::min(Products::kKeys, end - first);
-    products.lay(pool, first, keys, end, scratch.laid);
-    if constexpr (kIsCode<KV>) load_scales(pool, first, keys, Products::kKeys, scratch.key_scales, scratch.value_scales);
+  constexpr int64_t kKeys = Products::kKeys;
+  const int64_t begin = s.first_seen(start), end = start + count;  // of the keys that some row sees
+  for (int64_t first = begin / kKeys * kKeys; first < end; first += kKeys) {
+    const int64_t from = std::max<int64_t>(0, begin - first), keys = std::min(kKeys, end - first);
+    products.lay(pool, first, from, keys, end, scratch.laid);
+    if constexpr (kIsCode<KV>) load_scales(pool, first, from, keys, kKeys, scratch.key_scales, scratch.value_scales);
     for (int64_t block = 0; block < scratch.blocks; block++)
       attend_pair_block(products, pool, first, keys, block, lanes_of(rows, block), scratch);
   }

@@ -17,16 +17,16 @@ struct TileProducts {
   TwoByTwo tiles;
   explicit TileProducts(int64_t) { tiles.shape(16, 16); }
 
-  // `count` keys' values, transposed; the rest of the last 32 is zero.
+  // The values, transposed; the rest of the first and of the last 32 is zero.
   template <typename KV>
-  static void lay(const Pool<KV>& pool, int64_t first, int64_t count, int64_t end, uint32_t* laid) {
-    bf16* values = (bf16*)laid;
+  static void lay(const Pool<KV>& pool, int64_t first, int64_t from, int64_t count, int64_t end, uint32_t* laid) {
     const int64_t dim = pool.s.dim;
-    bf16 *keys = values + kKeys * dim, *opened = keys + kKeys * dim;
-    for (int64_t t = 0; t < count; t += kPairKeys, values += kPairKeys * dim) {
+    bf16 *keys = (bf16*)laid + kKeys * dim, *opened = keys + kKeys * dim;
+    for (int64_t t = from / kPairKeys * kPairKeys; t < count; t += kPairKeys) {
+      bf16* values = (bf16*)laid + t * dim;
       const bf16* rows[kPairKeys] = {};
       const int64_t last = std::min(count, t + kPairKeys);
-      pool.runs(first + t, first + last, 16, [&](Run<KV> key, int64_t position, int64_t n) {
+      pool.runs(first + std::max(from, t), first + last, 16, [&](Run<KV> key, int64_t position, int64_t n) {
         const bf16* value;
         if constexpr (kIsCode<KV>) {
           bf16* place = opened + (position - first - t) * dim;

@@ -30,8 +30,8 @@ struct PairsOfBf16 {
 };
 #endif
 
-// sums[R][V] += a b: a(r, j) at a[j * a_step + r], b(j, .) at b[j * 32]. With Fetches, `ahead` and so on, `ahead_step`
-// apart, are fetched into the second cache.
+// sums[R][V] += a b: a(r, j) at a[j * a_step + r], b(j, .) at b[j * 32]. With Fetches, each of the k steps
+// prefetches a line into the second cache: the first at `ahead`, the next one `ahead_step` numbers behind it.
 template <int R, int V, typename Of, bool Fetches = false>
 __attribute__((always_inline)) inline void add_products(
     Floats (&sums)[R][V], const float* a, int64_t a_step, const float* b, int64_t k, const float* ahead = nullptr,

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.router.placement.beside import pace_of
+from services.router.placement.beside import DEFAULT_BUDGET, pace_of
 from services.router.placement.decision import Route
 from services.router.placement.demand import Demand
 from services.router.placement.paces import prompt_rate, steady_rate, ttft_s
@@ -246,6 +246,19 @@ def test_what_first_tokens_come_later_than_predicted_is_added_to_what_requests_a
         predictor.ttft.observe(0.1, 0.1 + 1.5 * TARGET_S)
     assert policy.trusted_s(1.0) == pytest.approx(1.0 + 1.5 * TARGET_S)
     assert policy.idle_s(own, workers) == pytest.approx(before_s + 1.5 * TARGET_S)
+
+
+def test_without_a_target_for_tpot_a_stall_adds_no_more_than_two_full_steps():
+    """Seconds that a stall took would refuse all requests, and nothing would be observed that says otherwise."""
+    predictor = known()
+    policy, workers, own = PairPolicy(math.inf, predictor, Demand()), pool(worker("a"), worker("b")), Work.of(2000, 0)
+    for _ in range(100):
+        predictor.ttft.observe(0.1, 30.0)
+    assert policy.trusted_s(1.0) == 1.0, "no worker's steps are known"
+    policy.look(workers)
+    two_steps_s = 2 * TIMES.prompt_s(DEFAULT_BUDGET)
+    assert policy.trusted_s(1.0) == pytest.approx(1.0 + two_steps_s, rel=0.1)
+    assert policy.idle_s(own, workers) == pytest.approx(TIMES.prompt_s(2000) + two_steps_s, rel=0.1)
 
 
 def test_a_wait_counts_the_attention_of_what_is_ahead_also_where_workers_have_no_queue():

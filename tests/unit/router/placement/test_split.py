@@ -114,6 +114,17 @@ def test_so_do_those_that_the_number_of_sequences_bounds_with_their_prompts_besi
     assert headroom[4] == pytest.approx(4 * 20 / steps_s / (20.0 * 300), rel=0.1)
 
 
+def test_workers_full_of_answers_serve_nothing_where_prompts_beside_them_are_late_for_their_target():
+    # 4,000 tokens take about 0.16 s beside answers, more than half of a target of 0.2 s, and 0.12 s without.
+    views, headrooms = fleet(4, max_num_seqs=20), {}
+    for ttft_s in (0.2, 1.0):
+        controller = SplitController(0.05, ttft_s)
+        now_s = told(controller, 4000, 64, 20.0, 0.0)
+        headrooms[ttft_s] = controller.headrooms(views, GROUPS, now_s)
+    assert headrooms[0.2][4] == 0.0 < headrooms[1.0][4]
+    assert headrooms[0.2][2] > headrooms[0.2][3] > 0.0, "others compute all prompts"
+
+
 def test_a_new_mix_is_followed_within_thirty_seconds():
     controller, views = SplitController(TPOT_S), fleet(16)
     now_s = told(controller, 4000, 64, 20.0, 0.0, 120.0)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from statistics import median
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import numpy as np
 
@@ -77,13 +77,17 @@ def rates_up_to(busy: float) -> SearchSpace:
     )
 
 
-class Capacity(NamedTuple):
-    """What a system serves in time."""
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """The highest rate of which a system serves IN_TIME in time."""
 
     rate: float
     """Requests/s."""
-    is_floor: bool
+    is_floor: bool = False
     """Whether the generator was late in a window that would have shown more: the capacity is at least the rate."""
+
+    def __str__(self) -> str:
+        return f"{'at least ' if self.is_floor else ''}{self.rate:g} req/s"
 
 
 def capacity_from(points: Sequence[Point]) -> Capacity:

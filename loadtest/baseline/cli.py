@@ -34,6 +34,15 @@ from loadtest.rig.results import commit
 from loadtest.slo import Slo, parse_slo
 from shared.errors import ConfigError
 
+CHUNKS = f"128 512 {TIME}"
+"""Chunk budgets that are tried by default."""
+WITHOUT_GUESSES = {
+    "prefill": "all workers are collocated",
+    "auto": "what is compared with the collocated workers is the same workers with guesses",
+    "chunks": f"both have chunks by {TIME}",
+    "model": "its answers have to be known; shape says how large it is",
+}
+"""Options of SystemOptions that a comparison of workers that guess excludes, and why."""
 WANTED = 300
 """Requests of a system at a load, below which nothing is named."""
 
@@ -46,34 +55,36 @@ class SystemOptions:
     prefill: Annotated[str, Option("prefill workers of the fixed splits; default: a quarter, half, three quarters")] = (
         ""
     )
-    auto: Annotated[bool, Option("measure mode auto too; without it only the fixed systems")] = True
+    auto: Annotated[bool | None, Option("measure mode auto too, the default; without it only the fixed systems")] = None
     speculation: Annotated[
         str,
         Option(
             "compare collocated workers with this setting (auto, ngram) to those without guesses, in place of splits "
-            "and modes; they serve the model of SHAPE (default 125m) that gives each token its successor"
+            "and modes; they serve the model of SHAPE (default 125m) that gives each token its successor. Excludes "
+            f"{', '.join(f'--{name}' for name in WITHOUT_GUESSES)}"
         ),
     ] = ""
     chunks: Annotated[
-        str, Option(f"chunk budgets to try for fixed systems, tokens; {TIME}: as the TPOT target allows")
-    ] = f"128 512 {TIME}"
+        str,
+        Option(f"chunk budgets to try for fixed systems, tokens; {TIME}: as the TPOT target allows; default: {CHUNKS}"),
+    ] = ""
     device: Annotated[str, Option("of every worker; timed:FILE: steps take the time in FILE and compute nothing")] = (
         "cpu"
     )
-    model: Annotated[Path, Option("model folder")] = DEMO
+    model: Annotated[Path | None, Option(f"model folder; default: {DEMO.name}")] = None
     shape: Annotated[str, Option(f"random weights of this shape instead: {', '.join(SERVED)}")] = ""
     num_kv_blocks: Annotated[int, Option("KV blocks of each worker")] = 1024
 
     @property
     def label(self) -> str:
         """What reports call the system."""
-        return f"{self.workers} workers, {self.device}, {self._shape or self.model.name}"
+        return f"{self.workers} workers, {self.device}, {self._shape or self._folder.name}"
 
     @property
     def settings(self) -> dict[str, object]:
         """Settings that must be the same where a kept study is continued."""
         common: dict[str, object] = {
-            "model": self._shape or str(self.model),
+            "model": self._shape or str(self._folder),
             "device": self.device,
             "num_kv_blocks": self.num_kv_blocks,
         }
@@ -92,18 +103,29 @@ class SystemOptions:
         """What is compared with the best fixed system."""
         if self.speculation:
             return speculating(self.workers, self.speculation)
-        return adaptive(self.workers) if self.auto else None
+        return None if self.auto is False else adaptive(self.workers)
+
+    def budgets(self) -> Sequence[str]:
+        """Chunk budgets to try, tokens or TIME; raises ConfigError (`chunks`)."""
+        return [TIME] if self.speculation else _chunks(self.chunks or CHUNKS)
 
     def check(self) -> None:
-        """Raises ConfigError (`speculation`, `shape`)."""
+        """Raises ConfigError (`speculation`, `shape`, or the option that `speculation` excludes)."""
         if self.speculation:
             choice(self.speculation, "speculation", ("auto", "ngram"))
+            for name, why in WITHOUT_GUESSES.items():
+                if getattr(self, name) not in ("", None):
+                    raise ConfigError(f"{name} and speculation exclude each other: {why}", field=name)
         if self._shape:
             choice(self._shape, "shape", SHAPES if self.speculation else SERVED)
 
     def hardware(self, scratch: Path) -> Hardware:
         """What all systems run on; a model of a shape is written to `scratch`."""
         return Hardware(self._written(scratch), self.device, self.num_kv_blocks)
+
+    @property
+    def _folder(self) -> Path:
+        return self.model or DEMO
 
     @property
     def _shape(self) -> str:
@@ -114,7 +136,7 @@ class SystemOptions:
             from loadtest.rig.successors import successors  # here: the command starts without torch
 
             return successors(self._shape)
-        return write_model(scratch / self.shape, SERVED[self.shape], self.model) if self.shape else self.model
+        return write_model(scratch / self.shape, SERVED[self.shape], self._folder) if self.shape else self._folder
 
 
 @dataclass(frozen=True)
@@ -182,7 +204,7 @@ def _design(systems: SystemOptions, load: LoadOptions, traces: Path | None) -> D
         collocated=collocated(systems.workers),
         splits=systems.splits(),
         adaptive=systems.adaptive(),
-        chunks=[TIME] if systems.speculation else _chunks(systems.chunks),
+        chunks=systems.budgets(),
         rounds=load.rounds,
         size=WindowSize(load.requests, duration_s(load.window)),
         slo=None if load.slo is None else parse_slo(load.slo),

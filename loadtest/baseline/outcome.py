@@ -217,7 +217,7 @@ def as_markdown(cells: Sequence[Cell], stopped: str) -> str:
     for workload, of_it in _by_workload(cells).items():
         found = of_it[0].workload
         parts += [
-            f"## {workload}\n\n`{found.spec}`, {found.slo}, capacity {found.shown_capacity}",
+            f"## {workload}\n\n`{found.spec}`, {found.slo}, capacity {found.capacity}",
             markdown.table(_FIGURES, figure_rows(of_it), left=(0, 1)),
             markdown.table(_COMPARED, comparison_rows(of_it), left=(0, 1, 5)),
         ]
@@ -274,7 +274,8 @@ def results(design: Design, cells: Sequence[Cell]) -> list[Result]:
 
 
 def _capacity_row(workload: Calibrated) -> Result:
-    return Result(f"{workload.name}: capacity", workload.capacity, "req/s", at_least=workload.capacity_is_floor or None)
+    found = workload.capacity
+    return Result(f"{workload.name}: capacity", found.rate, "req/s", at_least=found.is_floor or None)
 
 
 def write_outcome(path: Path, design: Design, cells: Sequence[Cell], origin: str, stopped: str) -> str:
@@ -288,7 +289,7 @@ def write_outcome(path: Path, design: Design, cells: Sequence[Cell], origin: str
 
 
 def _workload_line(workload: Calibrated) -> str:
-    return escape(f"{workload.spec} · {workload.slo} · capacity {workload.shown_capacity}")
+    return escape(f"{workload.spec} · {workload.slo} · capacity {workload.capacity}")
 
 
 def _by_workload(cells: Sequence[Cell]) -> dict[str, list[Cell]]:

@@ -129,7 +129,7 @@ class Conductor:
         # Its part begins here: the first one's calibration started clusters for all.
         begins_s = time.perf_counter()
         deadline_s = begins_s + max(ends_s - begins_s, 0.0) / num_left
-        print(f"{name}: {found.spec}, {found.slo}, capacity {found.shown_capacity}, chunks {_listed(found.chunks)}")
+        print(f"{name}: {found.spec}, {found.slo}, capacity {found.capacity}, chunks {_listed(found.chunks)}")
         candidates = {turn: self._candidate(found, system) for turn, system in self.design.turns.items()}
         for candidate in dict.fromkeys(candidates.values()) if self.design.warm_up else ():
             await self._warm_up(found, candidate)
@@ -140,7 +140,7 @@ class Conductor:
     async def _warm_up(self, found: Calibrated, candidate: Candidate) -> None:
         size = WindowSize(self.design.warm_up, 0.0)
         seed = seed_of(self.design.seed, found.name, "warm-up")
-        plan = window_plan(found.spec, found.slo, found.capacity, size, seed, self.design.vocab_size)
+        plan = window_plan(found.spec, found.slo, found.capacity.rate, size, seed, self.design.vocab_size)
         await self._measured(candidate, plan, f"{found.name} {candidate.name}, warm-up")
 
     async def _next_rounds(self, found: Calibrated, candidates: Mapping[str, Candidate], deadline_s: float) -> bool:
@@ -148,7 +148,7 @@ class Conductor:
         measured = False
         for load in self.design.loads:
             number = self.study.next_round(found.name, load, list(candidates))
-            guess_s = len(candidates) * (self.design.size.seconds(load * found.capacity) + _BETWEEN_S)
+            guess_s = len(candidates) * (self.design.size.seconds(load * found.capacity.rate) + _BETWEEN_S)
             cost_s = self._cost_s.get((found.name, load), guess_s)
             if self._ended or number >= self.design.rounds or time.perf_counter() + cost_s > deadline_s:
                 continue
@@ -162,7 +162,7 @@ class Conductor:
         """Every turn of a round that is missing; False where it was stopped."""
         design = self.design
         seed = seed_of(design.seed, found.name, number)
-        plan = window_plan(found.spec, found.slo, load * found.capacity, design.size, seed, design.vocab_size)
+        plan = window_plan(found.spec, found.slo, load * found.capacity.rate, design.size, seed, design.vocab_size)
         if design.traces is not None and plan.schedule is not None:
             write_trace(design.traces / f"{found.name}-{load:g}-{number}.jsonl", plan.schedule)
         counts = []
@@ -219,7 +219,7 @@ class Conductor:
         capacity = await self._capacity(name, spec, slo, busy_rate(busy.records, busy.duration_s))
         if capacity is None:
             return None
-        found = Calibrated(name, spec, slo, capacity.rate, {}, capacity.is_floor)
+        found = Calibrated(name, spec, slo, capacity, {})
         best = await self._best_chunks(found)
         if best is None:
             return None
@@ -261,7 +261,7 @@ class Conductor:
         design = self.design
         if len(design.chunks) == 1:
             return dict.fromkeys((system.name for system in design.fixed), design.chunks[0])
-        rate = max(design.loads) * found.capacity
+        rate = max(design.loads) * found.capacity.rate
         seed = seed_of(design.seed, found.name, "chunks")
         plan = window_plan(found.spec, found.slo, rate, design.size, seed, design.vocab_size)
         best = {}

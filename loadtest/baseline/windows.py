@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from loadtest.baseline.calibration import Capacity
 from loadtest.metrics import inter_token_s, is_good, request_metrics
 from loadtest.run import RunResult
 from loadtest.slo import Slo
@@ -66,17 +67,21 @@ class Calibrated:
     spec: str
     """As `parse_workload` reads it."""
     slo: Slo
-    capacity: float
-    """Requests/s of which a collocated system serves nine in ten in time: loads are shares of it."""
+    capacity: Capacity
+    """Of the collocated system; loads are shares of its rate."""
     chunks: Mapping[str, str]
     """The best chunk budget of each fixed system, by its name."""
-    capacity_is_floor: bool = False
-    """Whether the generator was late in a window that would have shown more."""
 
-    @property
-    def shown_capacity(self) -> str:
-        """The capacity for a reader."""
-        return f"{'at least ' if self.capacity_is_floor else ''}{self.capacity:g} req/s"
+    @staticmethod
+    def of(kept: Mapping[str, Any]) -> Calibrated:
+        """Read from a study's file; raises KeyError or TypeError for what is none."""
+        of_it = dict(kept)
+        capacity = Capacity(of_it.pop("capacity"), of_it.pop("capacity_is_floor", False))
+        return Calibrated(**{**of_it, "slo": Slo(**kept["slo"]), "capacity": capacity})
+
+    def as_kept(self) -> dict[str, Any]:
+        """As a study's file has it."""
+        return {**asdict(self), "capacity": self.capacity.rate, "capacity_is_floor": self.capacity.is_floor}
 
 
 @dataclass(slots=True)
@@ -125,10 +130,10 @@ class WindowFile:
                 if kind == "settings":
                     study = Study(value, {}, [])
                 elif study is not None and kind == "workload":
-                    study.workloads[value["name"]] = Calibrated(**{**value, "slo": Slo(**value["slo"])})
+                    study.workloads[value["name"]] = Calibrated.of(value)
                 elif study is not None:
                     study.windows.append(Window(**value))
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, KeyError) as error:
             raise ConfigError(f"continue: {self.path} is not a study's file: {error}", field="continue") from error
         if study is None:
             raise ConfigError(f"continue: {self.path} has no settings", field="continue")
@@ -139,7 +144,7 @@ class WindowFile:
 
     def add_workload(self, workload: Calibrated) -> None:
         """Keeps what calibration found."""
-        self._add("workload", asdict(workload))
+        self._add("workload", workload.as_kept())
 
     def add_window(self, window: Window) -> None:
         """Keeps a window."""

@@ -9,7 +9,7 @@ from services.router.workers.fleet import Fleet
 from shared.errors import TandemError
 from shared.identity import DECODE
 from shared.kv.layout import LAYOUT_VERSION
-from shared.rpc.convert import finish_reason_to_proto
+from shared.rpc.convert import finish_reason_to_proto, roles_to_proto
 from shared.rpc.errors import to_proto
 from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2
 
@@ -40,7 +40,7 @@ class Workers:
         self._reserved: dict[str, worker_pb2.Reserve] = {}
         self._decode_of: dict[str, object] = {}
         for link in fleet.links:
-            link._session = lambda link=link: self._session(link)
+            link._sessions._session = lambda link=link: self._session(link)
 
     async def _session(self, link) -> None:
         welcome = types_pb2.Welcome(
@@ -50,9 +50,9 @@ class Workers:
             max_model_len=1000,
             max_num_seqs=8,
             transfer_address=link.name.encode(),
+            roles=roles_to_proto(link.roles),
         )
-        link._check(welcome)
-        stream = link._connected(welcome)
+        stream = link._welcomed(welcome)
         while True:
             for command in worker_pb2.Commands.FromString(await stream._outbox.take()).commands:
                 self._take(link, command)

@@ -143,7 +143,7 @@ async def test_without_time_nothing_is_measured_but_targets_and_capacity(start_f
     assert study.windows == []
     found = file.resume({}).workloads["mine"]
     assert found.slo.ttft_s is not None
-    assert found.capacity > 0
+    assert found.capacity.rate > 0
 
 
 async def test_the_chunk_budget_with_the_most_good_requests_is_taken(start_fake: StartFake, tmp_path: Path) -> None:

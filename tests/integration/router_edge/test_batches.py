@@ -131,10 +131,11 @@ async def test_files_are_listed_read_and_deleted_by_their_tenant_alone(start_edg
         file=("s.jsonl", b"x"), purpose="batch", expires_after={"anchor": "created_at", "seconds": 3600}
     )
     assert small.expires_at == small.created_at + 3600
+    theirs = await other.files.create(file=("t.jsonl", b"x"), purpose="batch")
     assert (await mine.files.content(file.id)).content == data
     assert {each.id async for each in mine.files.list(limit=1)} == {file.id, small.id}
     assert [each.id async for each in mine.files.list(purpose="batch")] == [small.id]
-    assert [each async for each in other.files.list()] == []
+    assert [each.id async for each in other.files.list()] == [theirs.id]
     for ask in (other.files.retrieve, other.files.content, other.files.delete):
         with pytest.raises(openai.NotFoundError):
             await ask(file.id)
@@ -144,7 +145,8 @@ async def test_files_are_listed_read_and_deleted_by_their_tenant_alone(start_edg
     assert (await mine.files.delete(file.id)).deleted
     with pytest.raises(openai.NotFoundError):
         await mine.files.retrieve(file.id)
-    assert [path.name for path in (tmp_path / "batches" / "files").glob("*.data")] == [f"{small.id}.data"]
+    left = {path.name for path in (tmp_path / "batches" / "files").glob("*.data")}
+    assert left == {f"{small.id}.data", f"{theirs.id}.data"}
 
 
 async def test_batches_are_listed_newest_first_and_by_tenant(start_edge: StartEdge, tmp_path: Path) -> None:
@@ -154,12 +156,14 @@ async def test_batches_are_listed_newest_first_and_by_tenant(start_edge: StartEd
     made = [await begun(mine, jsonl([line(i)])) for i in range(3)]
     for batch in made:
         assert (await ended(mine, batch)).status == "completed"
+    theirs = await begun(other, jsonl([line(3)]))
+    assert (await ended(other, theirs)).status == "completed"
     assert {batch.id async for batch in mine.batches.list(limit=2)} == {batch.id for batch in made}
-    assert [batch async for batch in other.batches.list()] == []
+    assert [batch.id async for batch in other.batches.list()] == [theirs.id]
     for ask in (other.batches.retrieve, other.batches.cancel):
         with pytest.raises(openai.NotFoundError):
             await ask(made[0].id)
-    assert {request.tenant for request in edge.core.requests} == {"a"}
+    assert [request.tenant for request in edge.core.requests] == ["a", "a", "a", "b"]
 
 
 async def test_a_cancelled_batch_answers_what_is_left_with_an_error(edge: Edge) -> None:

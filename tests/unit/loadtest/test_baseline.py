@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loadtest.baseline.calibration import Sample, best_of, busy_rate, capacity_from, targets_from
+from loadtest.baseline.calibration import Capacity, Sample, best_of, busy_rate, capacity_from, targets_from
+from loadtest.baseline.cli import SystemOptions, baseline
 from loadtest.baseline.outcome import cells_of, results, write_outcome
 from loadtest.baseline.study import Design, in_order
 from loadtest.baseline.systems import (
@@ -26,6 +27,7 @@ from loadtest.baseline.windows import Calibrated, Study, Window, WindowFile
 from loadtest.baseline.workloads import OF_GUESSES, WORKLOADS, WindowSize, parse_workloads, window_plan, write_trace
 from loadtest.rate_search import Point
 from loadtest.records import FailureCause
+from loadtest.rig.command_line import call
 from loadtest.rig.models import SERVED, write_model
 from loadtest.slo import Slo
 from loadtest.summary import summarize
@@ -114,6 +116,24 @@ def test_workers_that_guess_differ_from_those_without_in_that_alone(tmp_path: Pa
     ]
 
 
+@pytest.mark.parametrize(
+    "flags", [["--prefill", "1"], ["--auto"], ["--no-auto"], ["--chunks", "128"], ["--model", str(DEMO)]]
+)
+def test_an_option_that_workers_that_guess_do_not_have_is_refused_by_name(flags: list[str], tmp_path: Path) -> None:
+    out = tmp_path / "out" / "figures.json"
+    name = flags[0].removeprefix("--no-").removeprefix("--")
+    with pytest.raises(ConfigError, match=f"{name} and speculation exclude each other: ") as refused:
+        call(baseline, ["--speculation", "auto", *flags, "--out", str(out)])
+    assert refused.value.field == name
+    assert not out.parent.exists()
+
+
+def test_chunks_and_modes_that_are_not_named_are_the_default_ones() -> None:
+    assert (SystemOptions().budgets(), SystemOptions().adaptive()) == (["128", "512", "time"], adaptive(2))
+    assert SystemOptions(auto=False).adaptive() is None
+    assert SystemOptions(speculation="auto").budgets() == ["time"]
+
+
 @pytest.mark.parametrize(("name", "share", "run_len"), [("edit", 1.0, 36), ("chat", 0.16, 3)])
 def test_prompts_have_their_share_of_the_answer_in_runs(name: str, share: float, run_len: int) -> None:
     plan = window_plan(OF_GUESSES[name], SLO, 20.0, WindowSize(200, 2.0), 7, 1000)
@@ -195,10 +215,10 @@ def test_the_capacity_is_the_highest_rate_of_which_nine_in_ten_are_in_time() -> 
         return point_of(rate, summarize(result(records)))
 
     assert served(4.0, 9).attainment == 0.9
-    assert capacity_from([served(4.0, 10), served(8.0, 6), served(5.7, 9)]) == (5.7, False)
+    assert capacity_from([served(4.0, 10), served(8.0, 6), served(5.7, 9)]) == Capacity(5.7)
     # No rate was low enough.
-    assert capacity_from([served(0.8, 8), served(0.4, 7)]) == (served(0.8, 8).goodput, False) == (0.8, False)
-    assert capacity_from([served(8.0, 0), served(4.0, 0)]) == (4.0, False)
+    assert capacity_from([served(0.8, 8), served(0.4, 7)]) == Capacity(served(0.8, 8).goodput) == Capacity(0.8)
+    assert capacity_from([served(8.0, 0), served(4.0, 0)]) == Capacity(4.0)
 
 
 def test_a_request_that_was_interrupted_was_not_offered_at_a_rate() -> None:
@@ -213,19 +233,19 @@ def test_a_capacity_is_at_least_the_rate_where_a_late_generator_hid_more() -> No
 
     late, kept_up = at(4.0, 1.0, valid=False), at(4.0, 1.0, valid=True)
     missed, hidden = at(8.0, 0.5, valid=True), at(8.0, 0.5, valid=False)
-    assert capacity_from([late]) == (4.0, True)
-    assert capacity_from([late, missed]) == (4.0, True)
-    assert capacity_from([kept_up, hidden]) == (4.0, True)
-    assert capacity_from([kept_up, missed]) == (4.0, False)
-    assert capacity_from([at(2.0, 0.5, valid=False), kept_up, missed]) == (4.0, True)
+    assert capacity_from([late]) == Capacity(4.0, is_floor=True)
+    assert capacity_from([late, missed]) == Capacity(4.0, is_floor=True)
+    assert capacity_from([kept_up, hidden]) == Capacity(4.0, is_floor=True)
+    assert capacity_from([kept_up, missed]) == Capacity(4.0)
+    assert capacity_from([at(2.0, 0.5, valid=False), kept_up, missed]) == Capacity(4.0, is_floor=True)
     # A late window above a rate that was missed in time says nothing.
-    assert capacity_from([kept_up, missed, at(16.0, 0.1, valid=False)]) == (4.0, False)
+    assert capacity_from([kept_up, missed, at(16.0, 0.1, valid=False)]) == Capacity(4.0)
 
 
 def test_a_capacity_that_is_a_floor_is_marked_for_readers_and_scripts(tmp_path: Path) -> None:
     for is_floor, shown in ((False, "capacity 20 req/s"), (True, "capacity at least 20 req/s")):
         study = measured(GOOD)
-        study.workloads["balanced"] = replace(CALIBRATED, capacity_is_floor=is_floor)
+        study.workloads["balanced"] = replace(CALIBRATED, capacity=Capacity(20.0, is_floor))
         [cell] = cells_of(design(), study, wanted=1, within=0.05)
         text = write_outcome(tmp_path / "f.json", design(), [cell], "here", "")
         assert shown in text
@@ -272,7 +292,7 @@ def windows(study_design: Design, good: dict[str, str], rounds: int = 8) -> list
     ]
 
 
-CALIBRATED = Calibrated("balanced", WORKLOADS["balanced"], SLO, 20.0, {"2-collocated": "128", "1P+1D": "512"})
+CALIBRATED = Calibrated("balanced", WORKLOADS["balanced"], SLO, Capacity(20.0), {"2-collocated": "128", "1P+1D": "512"})
 GOOD = {"2-collocated": "1111110000", "auto": "1111111100", "1P+1D": "1111000000", "2-collocated-again": "1111110000"}
 
 
@@ -338,20 +358,31 @@ def test_a_study_goes_on_where_its_file_ends(tmp_path: Path) -> None:
     file = WindowFile(tmp_path / "f.windows.jsonl")
     settings = {"model": "demo", "slo": None, "seed": 4}
     file.begin(settings)
-    file.add_workload(CALIBRATED)
+    at_least = replace(CALIBRATED, name="prefill-heavy", capacity=Capacity(3.5, is_floor=True))
+    for workload in (CALIBRATED, at_least):
+        file.add_workload(workload)
     kept = windows(design(), GOOD, rounds=2)
     for window in kept:
         file.add_window(window)
     whole = file.path.read_text()
     file.path.write_text(whole[:-20])  # cut off within the last line
     study = WindowFile(file.path).resume({"model": "demo", "slo": None})
-    assert (study.settings, study.workloads) == (settings, {"balanced": CALIBRATED})
+    assert (study.settings, study.workloads) == (settings, {"balanced": CALIBRATED, "prefill-heavy": at_least})
     assert study.windows == kept[:-1]
     file.add_window(kept[-1])
     assert file.path.read_text() == whole
 
 
-@pytest.mark.parametrize("content", ["", "no JSON\n", '{"window":{}}\n', '{"settings":{}}\n{"window":{"round":1}}\n'])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "no JSON\n",
+        '{"window":{}}\n',
+        '{"settings":{}}\n{"window":{"round":1}}\n',
+        '{"settings":{}}\n{"workload":{"name":"balanced"}}\n',
+    ],
+)
 def test_what_is_no_study_is_refused(content: str, tmp_path: Path) -> None:
     file = WindowFile(tmp_path / "f.windows.jsonl")
     file.path.write_text(content)

@@ -79,21 +79,21 @@ def ends_at_the_fewest_workers(rate: float, begin: int) -> None:
 
 def test_another_mix_that_fits_moves_preferences_alone():
     planner = ElasticPlanner(CONFIG)
-    size = play(planner, 40, 40.0, 16)[-1].target.decode
+    size = play(planner, 20, 40.0, 16)[-1].target.decode
     # Longer prompts and shorter answers, at a rate at which as many workers have as much headroom at another split.
     rate = next(rate for rate in range(200, 0, -1) if headroom(size, rate, 3000, 100) >= CONFIG.headroom * 1.02)
-    after = play(planner, 30, float(rate), size, 400.0, prompt=3000, output=100)
+    after = play(planner, 20, float(rate), size, 200.0, prompt=3000, output=100)
     assert abs(after[-1].target.decode - size) <= 1
     assert "workers, split best, have headroom" in str(after[-1])
 
 
 def test_more_load_takes_more_workers_at_once_and_less_gives_them_back_later():
     planner = ElasticPlanner(CONFIG)
-    size = play(planner, 30, 20.0, 8)[-1].target.decode
-    grown = play(planner, 30, 80.0, size, 300.0)
+    size = play(planner, 20, 20.0, 8)[-1].target.decode
+    grown = play(planner, 15, 80.0, size, 200.0)
     assert grown[-1].target.decode >= 3 * size
     assert any(decision.changes for decision in grown[:4])
-    shrunk = play(planner, 60, 20.0, grown[-1].target.decode, 600.0)
+    shrunk = play(planner, 50, 20.0, grown[-1].target.decode, 350.0)
     assert not shrunk[0].changes
     assert shrunk[-1].target.decode == pytest.approx(size, abs=1)
 
@@ -106,8 +106,8 @@ def test_the_budget_bounds_the_pool_and_the_reason_says_so():
 
 def test_late_requests_raise_the_size_where_the_model_is_too_hopeful():
     calm, late = ElasticPlanner(CONFIG), ElasticPlanner(CONFIG)
-    expected = play(calm, 40, 40.0, 8)[-1].target.decode
-    assert play(late, 40, 40.0, 8, num_late=200)[-1].target.decode > expected
+    expected = play(calm, 20, 40.0, 8)[-1].target.decode
+    assert play(late, 20, 40.0, 8, num_late=200)[-1].target.decode > expected
 
 
 def test_requests_that_are_late_and_those_that_are_slow_add_up():

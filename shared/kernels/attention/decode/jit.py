@@ -188,7 +188,7 @@ def decode_parts(
         if QUERIES == 1:
             seen = positions < kv_len
             if WINDOW > 0:
-                seen &= positions >= first_seen(kv_len - 1, WINDOW, CHUNKED)
+                seen &= positions >= first
             scores = tl.where(seen[None, :], scores, float("-inf"))
         else:
             seen_by_row = positions[None, :] <= newest[:, None]

@@ -83,10 +83,11 @@ class StepPlanner:
         budget = self._config.max_num_batched_tokens - num_decoding
         begin_s = max(self._clock(), self._ends_s) if self._in_flight else self._clock()
         room = self._pacing.room(planned, self._sequences, begin_s)
-        were_tried = self._try_guesses_first(prompts, planned, budget, room)
+        queue = self._queue(prompts) if budget > 0 else []
+        were_tried = self._try_guesses_first(queue, planned, budget, room)
         has_guesses = were_tried and any(item.guesses for item in planned.values())
         self._num_before_chunk = self._num_before_chunk + 1 if has_guesses else 0
-        if budget > 0 and not has_guesses and not self._add_prompts(prompts, planned, budget, room):
+        if not has_guesses and not self._add_prompts(queue, planned, budget, room):
             return StepPlan(())
         only_decodes = budget > 0 and len(planned) == num_decoding > 0
         if self._speculator is not None and only_decodes and not were_tried:
@@ -147,14 +148,18 @@ class StepPlanner:
             planned[sequence.sequence_id] = self._in_flight.share(sequence, 1)
         return True
 
+    def _queue(self, prompts: Sequence[EngineSequence]) -> list[EngineSequence]:
+        """Those that are partly computed, less what was preempted for this step's answers, and those that wait."""
+        running = [s for s in prompts if s.status is Status.RUNNING]
+        return self._order.sort(running, tuple(self._sequences.waiting), self._clock())
+
     def _add_prompts(
-        self, ready: Sequence[EngineSequence], planned: dict[str, PlannedSequence], budget: int, room: StepRoom
+        self, queue: Sequence[EngineSequence], planned: dict[str, PlannedSequence], budget: int, room: StepRoom
     ) -> bool:
         """Chunks of prompts, those that start included; False as in `_add_decodes`."""
-        running = [s for s in ready if s.status is Status.RUNNING]
         num_targets_left = MAX_STEP_TARGETS
         may_start = True
-        for sequence in self._order.sort(running, tuple(self._sequences.waiting), self._clock()):
+        for sequence in queue:
             if budget == 0 or room.is_full:
                 break
             if sequence.status is Status.WAITING:
@@ -189,19 +194,16 @@ class StepPlanner:
         return min(left, begin - sequence.num_planned_tokens)
 
     def _try_guesses_first(
-        self, ready: Sequence[EngineSequence], planned: dict[str, PlannedSequence], budget: int, room: StepRoom
+        self, queue: Sequence[EngineSequence], planned: dict[str, PlannedSequence], budget: int, room: StepRoom
     ) -> bool:
         """Adds guesses in place of a chunk where the answers bear less than the next prompt's rest beside them, if
         prompts come sooner so: a step of guesses puts the answers ahead of their targets, and steps behind it have room
         for more. Whether they were tried."""
-        if self._speculator is None or self._in_flight or not planned or budget <= 0:
+        if self._speculator is None or self._in_flight or not planned or not queue:
             return False
         if self._num_before_chunk >= MOST_BEFORE_A_CHUNK or room.limit_s >= self._pacing.greatest_gap_s:
             return False
-        prompts = self._order.sort(ready, tuple(self._sequences.waiting), self._clock())
-        if not prompts:
-            return False
-        begin, count = prompts[0].num_planned_tokens, min(budget, prompts[0].num_missing_tokens)
+        begin, count = queue[0].num_planned_tokens, min(budget, queue[0].num_missing_tokens)
         if room.most(begin, count) == count:
             return False
         if self._num_without_try:

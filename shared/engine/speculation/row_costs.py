@@ -66,6 +66,10 @@ class GuessedStep:
     factors: Sequence[float]
     """What it takes with 0, 1, … rows more, over what it takes without."""
 
+    def took_s(self, count: int, before_s: float) -> float:
+        """Seconds with that many rows more, `before_s` being spent before."""
+        return self.plain_s * self.factors[count] + before_s
+
     def best(self, chances: Sequence[float], drafting_s: float = 0.0) -> tuple[int, float]:
         """The number of rows, the likeliest of `chances` first, with which tokens come fastest when `drafting_s` were
         spent before, and how many come in the time of a step without guesses."""
@@ -75,7 +79,7 @@ class GuessedStep:
         least = LEAST_GAIN
         for count, chance in enumerate(chances[: len(self.factors) - 1], 1):
             num_tokens += chance
-            if self.plain_s * self.factors[count] + drafting_s > self.limit_s:
+            if self.took_s(count, drafting_s) > self.limit_s:
                 break
             rate = num_tokens / (self.factors[count] + drafting)
             if rate > least * best_rate:
@@ -97,7 +101,7 @@ class GuessedStep:
         rows = count + num_rows
         if rows >= len(self.factors):
             return False
-        if self.plain_s * self.factors[rows] + drafting_s + round_s > self.limit_s:
+        if self.took_s(rows, drafting_s + round_s) > self.limit_s:
             return False
         longer = self.factors[rows] - self.factors[count] + round_s / self.plain_s
         return gain > max(rate, least_rate) * longer

@@ -342,10 +342,11 @@ class Speculator:
         else:
             rows = [(chance, place) for place, draft in enumerate(drafts) for chance in draft.chances]
             rows.sort(reverse=True)
-            best, rate = step.best([chance for chance, _ in rows], drafting_s)
-            took_s = step.plain_s * step.factors[best] + drafting_s
-            of_all_s = step.num_sequences * step.plain_s
-            self.expected = Expected(rate * took_s / of_all_s, took_s) if of_all_s else NOTHING_EXPECTED
+            chances = [chance for chance, _ in rows]
+            best, _ = step.best(chances, drafting_s)
+            if rows:
+                tokens_each = 1.0 + sum(chances[:best]) / step.num_sequences
+                self.expected = Expected(tokens_each, step.took_s(best, drafting_s))
         for _, place in rows[:best]:
             counts[place] += 1
         return counts

@@ -16,6 +16,8 @@ WINDOW_S = 10.0
 """Demand is a running mean in which an arrival of this age weighs 1/e."""
 NEWEST = 512
 """Arrivals by which what is unlike the mean is known."""
+SAMPLE = 32
+"""Prompts by whose lengths is known how many are in time."""
 SHARES = (1.0, 0.98, 0.95, 0.9, 0.8, 0.65, 0.5, 0.3, 0.1)
 """Shares of the requests, the cheapest ones, that are looked at by themselves."""
 
@@ -32,6 +34,8 @@ class Mix:
     """Tokens of a prompt, cached ones included."""
     output_len: float
     """Tokens of an answer."""
+    prompt_lens: tuple[int, ...] = ()
+    """Tokens to compute of some of the prompts, ascending; empty: each is the mean one."""
 
     @property
     def context_len(self) -> float:
@@ -42,6 +46,21 @@ class Mix:
     def tokens_s(self) -> float:
         """Tokens of prompts to compute, a second."""
         return max(1e-9, self.rate * self.prompt.tokens)
+
+    @property
+    def lens(self) -> tuple[int, ...]:
+        """`prompt_lens`, or the mean prompt's."""
+        return self.prompt_lens or (self.prompt.tokens,)
+
+    def cut(self, most: float, part: float) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Of the prompts with at most so many tokens to compute: (the shorter ones, the longest ones that have that
+        part of all their tokens)."""
+        lens = self.lens[: bisect_right(self.lens, most)]
+        first, left = len(lens), part * sum(lens)
+        while first and left > 0:
+            first -= 1
+            left -= lens[first]
+        return lens[:first], lens[first:]
 
 
 class Demand:
@@ -72,7 +91,8 @@ class Demand:
 
     def mix(self, now_s: float) -> Mix:
         """All that arrives."""
-        return Mix(self.rate(now_s), self.prompt, self._context / max(self._count, 1e-9), self.output_len)
+        lens = _some_lens(self._newest)
+        return Mix(self.rate(now_s), self.prompt, self._context / max(self._count, 1e-9), self.output_len, lens)
 
     def cheapest(self, now_s: float, cost: Callable[[Work], float]) -> Sequence[tuple[float, Mix]]:
         """(share of the requests, what these are), from all of them down: the ones whose prompts cost the least, of
@@ -90,7 +110,8 @@ class Demand:
             kept = ordered[: max(num_alike, round(share * count))]
             tokens, pairs, context = (part / max(whole, 1e-9) for part, whole in zip(_mean(kept), total, strict=True))
             prompt = Work(max(1, round(tokens * mix.prompt.tokens)), pairs * mix.prompt.pairs)
-            found.append((share, Mix(share * mix.rate, prompt, context * mix.num_prompt_tokens, mix.output_len)))
+            context *= mix.num_prompt_tokens
+            found.append((share, Mix(share * mix.rate, prompt, context, mix.output_len, _some_lens(kept))))
         return found
 
     def rate(self, now_s: float) -> float:
@@ -151,6 +172,13 @@ class SteadyDemand(Demand):
     def mix(self, now_s: float) -> Mix:  # noqa: ARG002 - the same at all times
         """See `Demand`."""
         return self._mix
+
+
+def _some_lens(entries: Sequence[tuple[Work, int]]) -> tuple[int, ...]:
+    """At most SAMPLE of the prompts' tokens to compute, evenly by rank."""
+    lens = sorted(max(1, own.tokens) for own, _ in entries)
+    count = min(SAMPLE, len(lens))
+    return tuple(lens[(2 * number + 1) * len(lens) // (2 * count)] for number in range(count))
 
 
 def _mean(entries: Sequence[tuple[Work, int]]) -> tuple[float, float, float]:

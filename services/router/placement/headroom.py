@@ -24,9 +24,9 @@ UNLIKE = 1.6
 """Workers whose prompts take this many times as long as the next quicker one's are of another hardware."""
 FULL = 0.9
 """Share of a worker's blocks that answers may hold by the forecast."""
-TTFT_SHARE = 0.5
-"""Share of its target that the chunks of a mean prompt may take beside answers that are ahead of theirs; else only
-others compute prompts."""
+USED = 0.8
+"""Share of their time that workers are used at the most where first tokens are to be in time: with more, prompts wait
+for each other too long, for bursts are above the mean."""
 
 
 class Kind(NamedTuple):
@@ -58,8 +58,9 @@ class Kind(NamedTuple):
 class Headroom:
     """Judges splits by what the targets of every request leave."""
 
-    def __init__(self, tpot_target_s: float, ttft_target_s: float) -> None:
-        self._tpot_s, self._ttft_s = tpot_target_s, ttft_target_s
+    def __init__(self, tpot_target_s: float, ttft_target_s: float, *, apart: bool = False) -> None:
+        """With `apart` workers that decode compute no prompts: two pools."""
+        self._tpot_s, self._ttft_s, self._apart = tpot_target_s, ttft_target_s, apart
         self._step_s = AIM * tpot_target_s  # of workers that decode, with and without chunks: neither gets the rest
         self.gap_s = 0.0
         """From a first token that was computed elsewhere to the second one, seconds: what a hand-off takes of the
@@ -71,9 +72,8 @@ class Headroom:
         """Answers that run at a time, with steps as long as they may be."""
         return max(1e-9, mix.rate * mix.output_len * self._step_s)
 
-    def of(self, kinds: Sequence[Kind], count: int, answers: float, mix: Mix) -> float:
-        """How many times the demand is served where the first `count` workers decode: the largest factor at which
-        prompts and answers both have room."""
+    def room(self, kinds: Sequence[Kind], count: int, answers: float, mix: Mix) -> float:
+        """The largest factor of the demand at which prompts and answers both have room."""
         shares = shares_of(kinds, count)
         room = sum(num * kind.most_answers for kind, num, _ in shares)
         if room <= 0:
@@ -89,13 +89,34 @@ class Headroom:
 
         return max(_largest(serves, most), turned)
 
+    def in_time(self, kinds: Sequence[Kind], count: int, room: float, used: float, answers: float, mix: Mix) -> float:
+        """The share of the requests whose first token is in time where the workers are used for that share of their
+        time, and `room` is the demand's factor that uses all of it. The longest prompts are computed by workers that
+        do not decode, as far as these have room; those that are late on any worker speak for no split and count as in
+        time."""
+        if self._ttft_s == math.inf or room <= 0:
+            return 1.0
+        shares = shares_of(kinds, count)
+        load = min(1.0, used * room * answers / sum(num * kind.most_answers for kind, num, _ in shares))
+        beside = [(self._burst(kind, load * kind.most_answers, mix), num) for kind, num, _ in shares if num]
+        apart = [(kind.prompt_rate, rest) for kind, _, rest in shares if rest]
+        part = min(1.0, sum(rate * num for rate, num in apart) / (room * mix.tokens_s))
+        shorter, longer = mix.cut(self._ttft_s * max(kind.prompt_rate for kind in kinds), part)
+        late = num_late(longer, apart, used, self._ttft_s) + num_late(shorter, beside, used, self._ttft_s)
+        return 1.0 - late / len(mix.lens)
+
+    def _burst(self, kind: Kind, num_answers: float, mix: Mix) -> float:
+        """Tokens of a prompt that a worker computes a second beside so many answers, which are ahead of their target;
+        none where a step of it takes longer than the target for TTFT."""
+        burst = self._pace(kind, num_answers, mix, GAP_TARGETS / AIM * self._tpot_s)
+        return burst.tokens_a_second if burst.step_s <= self._ttft_s else 0.0
+
     def _turned_over(self, shares: Sequence[tuple[Kind, int, int]], pure: float, answers: float, mix: Mix) -> float:
         """How many times the demand is served by workers with as many answers as they may have, in steps shorter than
         the target's: where blocks or `max_num_seqs` leave room for fewer answers than the target does, these end
         sooner than it allows. `pure` tokens of prompts a second are computed by others."""
         answers_s, pairs = answers / self._step_s, mix.prompt.pairs / mix.prompt.tokens
         decoding = [(kind, num, kind.most_answers) for kind, num, _ in shares if num and kind.most_answers]
-        compute = all(self._computes_in_time(kind, most, mix) for kind, _, most in decoding)
         full = [
             (num * most, Beside(kind.times, most, most * mix.context_len, math.inf, kind.budget), most)
             for kind, num, most in decoding
@@ -104,7 +125,7 @@ class Headroom:
         def serves(factor: float) -> bool:
             # Tokens of prompts that these workers compute for each token of an answer.
             beside = max(0.0, factor * mix.tokens_s - pure) / (factor * answers_s)
-            if beside and not compute:
+            if beside and self._apart:
                 return False
             made = 0.0
             for number, steps, most in full:
@@ -142,31 +163,29 @@ class Headroom:
 
     def _beside(self, shares: Sequence[tuple[Kind, int, int]], load: float, mix: Mix) -> float:
         """Tokens of prompts a second beside answers, each worker holding that share of the answers it may."""
+        if self._apart:
+            return 0.0
         total = 0.0
         for kind, num, _ in shares:
             if not num:
                 continue
-            num_answers = load * kind.most_answers
-            pace = self._pace(kind, num_answers, mix, self._tpot_s)
-            if pace.step_s <= self._tpot_s and self._computes_in_time(kind, num_answers, mix):
+            pace = self._pace(kind, load * kind.most_answers, mix, self._tpot_s)
+            if pace.step_s <= self._tpot_s:
                 total += num * pace.tokens_a_second
         return total
-
-    def _computes_in_time(self, kind: Kind, num_answers: float, mix: Mix) -> bool:
-        """Whether a worker computes a mean prompt within TTFT_SHARE of the target for TTFT beside that many answers,
-        which are ahead of theirs."""
-        burst = self._pace(kind, num_answers, mix, GAP_TARGETS / AIM * self._tpot_s)
-        return burst.seconds(mix.prompt.tokens) <= TTFT_SHARE * self._ttft_s
 
     def is_pure(
         self, shares: Sequence[tuple[Kind, int, int]], rate: float, mix: Mix, most_answers: float = math.inf
     ) -> bool:
         """Whether prompts beside answers could be hardly any of all at that rate of requests, or beside as many answers
-        as there are."""
+        as there are; or where a mean one could not be in time."""
         pure = sum(rest * kind.prompt_rate for kind, _, rest in shares)
         room = sum(num * kind.most_answers for kind, num, _ in shares)
         answers = max(1.0, min(most_answers, rate * mix.output_len * self._step_s))
-        return pure > 0 and self._beside(shares, min(1.0, answers / max(room, 1e-9)), mix) < PURE * pure
+        load = min(1.0, answers / max(room, 1e-9))
+        burst = max((self._burst(kind, load * kind.most_answers, mix) for kind, num, _ in shares if num), default=0.0)
+        late = mix.prompt.tokens > self._ttft_s * burst
+        return pure > 0 and (late or self._beside(shares, load, mix) < PURE * pure)
 
     def displaced_by_one(self, kind: Kind, mix: Mix) -> float:
         """Mean prompts that a worker without answers computes fewer while it has one."""
@@ -211,6 +230,25 @@ class Headroom:
             decode.max_num_seqs,
             budget,
         )
+
+
+def num_late(lens: Sequence[int], workers: Sequence[tuple[float, int]], used: float, ttft_s: float) -> float:
+    """Of prompts of these lengths, ascending, how many are expected to be late where they are computed by `workers`,
+    (tokens a second, how many), which are busy for `used` of their time: by the wait for the first of several that is
+    free (Sakasegawa 1977, with Pollaczek and Khinchine's factor for unequal lengths), whose tail is exponential."""
+    if not lens:
+        return 0.0
+    count = sum(num for _, num in workers)
+    rate = sum(rate * num for rate, num in workers) / max(count, 1)
+    if rate <= 0 or used >= 1.0:
+        return float(len(lens))
+    waits = used ** (math.sqrt(2 * (count + 1)) - 1)
+    wait_s = sum(num * num for num in lens) / (2 * sum(lens) * rate) / (count * (1 - used))
+    late = 0.0
+    for num in lens:
+        left_s = ttft_s - num / rate
+        late += waits * math.exp(-left_s / wait_s) if left_s > 0 else 1.0
+    return late
 
 
 def _largest(serves: Callable[[float], bool], high: float) -> float:

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from services.router.placement.demand import Demand, Mix
-from services.router.placement.headroom import Headroom, Kind, shares_of
+from services.router.placement.headroom import USED, Headroom, Kind, shares_of
 from services.router.placement.pairs import MOST_DISPLACED
 from services.router.placement.views import Work, WorkerView
 from shared.kv.groups import KVGroups
@@ -50,18 +50,26 @@ class Split(NamedTuple):
     decodes: frozenset[str]
     """Workers that are to decode; the others prefill."""
     headroom: float
-    """How many times the demand the fleet could serve with it; infinite where there is none."""
+    """How many times the demand the fleet has room for with it; infinite where there is none."""
 
 
 class SplitController:
     """Chooses the workers that decode."""
 
-    def __init__(self, tpot_target_s: float, ttft_target_s: float = math.inf, demand: Demand | None = None) -> None:
-        """Targets of every request; infinite: none. Without one for TPOT every worker does both."""
+    def __init__(
+        self,
+        tpot_target_s: float,
+        ttft_target_s: float = math.inf,
+        demand: Demand | None = None,
+        *,
+        apart: bool = False,
+    ) -> None:
+        """Targets of every request; infinite: none. Without one for TPOT every worker does both. With `apart` those
+        that decode compute no prompts."""
         self.demand = demand or Demand()
         self._tpot_s = tpot_target_s
         self._ttft_s = ttft_target_s
-        self.headroom = Headroom(tpot_target_s, ttft_target_s)
+        self.headroom = Headroom(tpot_target_s, ttft_target_s, apart=apart)
         """What splits are judged by."""
         self._next_s = -math.inf
         self._left: dict[str, float] = {}  # when workers stopped being among those that decode
@@ -108,19 +116,25 @@ class SplitController:
         if not self._can_tell(known):
             return {}
         mix = self.demand.mix(now_s)
-        return self._compared(known, self.headroom.kinds(known, mix, groups, self.split.decodes), mix)
+        kinds = self.headroom.kinds(known, mix, groups, self.split.decodes)
+        answers = self.headroom.answers(mix) * self._excess(known, mix)
+        return {
+            count: room * self.headroom.in_time(kinds, count, room, USED, answers, mix)
+            for count, room in self._rooms(known, kinds, mix).items()
+        }
 
     def _can_tell(self, known: Sequence[WorkerView]) -> bool:
         return bool(known) and self._tpot_s < math.inf
 
-    def _compared(self, known: Sequence[WorkerView], kinds: Sequence[Kind], mix: Mix) -> dict[int, float]:
+    def _rooms(self, known: Sequence[WorkerView], kinds: Sequence[Kind], mix: Mix) -> dict[int, float]:
+        """By number of workers that decode: how many times the demand they have room for."""
         if not any(kind.most_answers >= 1 for kind in kinds):
             return {}  # no worker meets the target even with one answer: nothing to be won by a split
         answers = self.headroom.answers(mix) * self._excess(known, mix)
         now = sum(view.name in self.split.decodes for view in known)
         size = len(known)
         return {
-            count: self.headroom.of(kinds, count, answers, mix) * self.headroom.left_by_hand_off(count, size, mix)
+            count: self.headroom.room(kinds, count, answers, mix) * self.headroom.left_by_hand_off(count, size, mix)
             for count in _counts(size, now)
         }
 
@@ -132,19 +146,19 @@ class SplitController:
             return everyone
         mix = self.demand.mix(now_s)
         kinds = self.headroom.kinds(known, mix, groups, self.split.decodes)
-        headroom = self._compared(known, kinds, mix)
-        if not headroom:
+        rooms = self._rooms(known, kinds, mix)
+        if not rooms:
             return everyone
         excess = self._excess(known, mix)
-        in_time = self._in_time(kinds, headroom, excess, now_s)
+        in_time = self._in_time(kinds, rooms, excess, now_s)
         size, now = len(known), sum(view.name in self.split.decodes for view in known)
-        best = _best(headroom, in_time, size, now)
+        best = _best(rooms, in_time, size, now)
         served = in_time[best][1]
         kinds = self.headroom.at(served, kinds)
         names = [name for kind in kinds for name in kind.names]
         unknown = [view.name for view in views if view.times is None]
         shares = shares_of(kinds, best)
-        room = self.headroom.of(kinds, best, excess * self.headroom.answers(served), served)
+        room = self.headroom.room(kinds, best, excess * self.headroom.answers(served), served)
         room *= self.headroom.left_by_hand_off(best, size, served)
         rate = min(mix.rate, served.rate * room)
         used = rate / max(served.rate * room, 1e-9)
@@ -157,7 +171,7 @@ class SplitController:
             if rest
             for name in kind.names[num:]
         }
-        return Split(chosen | frozenset(unknown), headroom[best])
+        return Split(chosen | frozenset(unknown), rooms[best])
 
     def _in_time(
         self, kinds: Sequence[Kind], counts: Iterable[int], excess: float, now_s: float
@@ -174,7 +188,11 @@ class SplitController:
         for count in counts:
             served, place = self._served(parts, count, excess)
             _, mix, there = parts[place]
-            found[count] = served * self.headroom.long_enough(there, count, mix, self.demand), mix
+            answers = excess * self.headroom.answers(mix)
+            room = self.headroom.room(there, count, answers, mix)
+            served *= self.headroom.long_enough(there, count, mix, self.demand)
+            used = min(USED, 1 / max(room, 1.0))
+            found[count] = served * self.headroom.in_time(there, count, room, used, answers, mix), mix
         return found
 
     def _served(
@@ -186,7 +204,7 @@ class SplitController:
             _, mix, kinds = parts[place]
             size = sum(len(kind.names) for kind in kinds)
             left = self.headroom.left_by_hand_off(count, size, mix) / RESERVE
-            return self.headroom.of(kinds, count, excess * self.headroom.answers(mix), mix) * left
+            return self.headroom.room(kinds, count, excess * self.headroom.answers(mix), mix) * left
 
         least, most, before = 0, len(parts) - 1, room(0)
         if before >= 1.0:
@@ -213,11 +231,11 @@ class SplitController:
         return max(1.0, running / self.headroom.answers(mix))
 
 
-def _best(headroom: Mapping[int, float], in_time: Mapping[int, tuple[float, Mix]], size: int, now: int) -> int:
+def _best(room: Mapping[int, float], in_time: Mapping[int, tuple[float, Mix]], size: int, now: int) -> int:
     """How many workers are to decode of `size`, where `now` do."""
     most = max(share for share, _ in in_time.values())
     value = {
-        count: share * max(1.0, headroom[count] / RESERVE) / (WORTH if count < size else 1.0)
+        count: share * max(1.0, room[count] / RESERVE) / (WORTH if count < size else 1.0)
         for count, (share, _) in in_time.items()
     }
     alike = [count for count in value if count == size or in_time[count][0] >= most - ALIKE]

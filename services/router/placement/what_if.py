@@ -21,9 +21,12 @@ class Targets:
     ttft_s: float = math.inf
 
 
-def headrooms(views: Sequence[WorkerView], mix: Mix, targets: Targets, groups: KVGroups) -> dict[int, float]:
-    """How many times the mix the workers could serve, by how many of them decode; empty where nothing is known."""
-    controller = SplitController(targets.tpot_s, targets.ttft_s, SteadyDemand(mix))
+def headrooms(
+    views: Sequence[WorkerView], mix: Mix, targets: Targets, groups: KVGroups, *, apart: bool = False
+) -> dict[int, float]:
+    """How many times the mix the workers could serve, by how many of them decode; empty where nothing is known. With
+    `apart` these compute no prompts, as in two pools."""
+    controller = SplitController(targets.tpot_s, targets.ttft_s, SteadyDemand(mix), apart=apart)
     return controller.headrooms([replace(view, num_decoding=0) for view in views], groups, 0.0)
 
 

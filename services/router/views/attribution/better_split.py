@@ -20,8 +20,6 @@ from shared.sizing.step_time import StepTimes
 
 WORTH = 1.1
 """Another split is named where its headroom is this many times that of the present one: the model is no more exact."""
-_APART_S = 0.0
-"""With such a target for TTFT the model lets no prompt be computed beside answers, as in two pools."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +82,7 @@ def judge_split(fleet: UsedFleet, mix: Mix, targets: Targets) -> SplitVerdict | 
     if not all(view.times is not None for view in workers):
         return None
     elastic = headrooms(workers, mix, targets, fleet.groups)
-    apart = headrooms(workers, mix, replace(targets, ttft_s=_APART_S), fleet.groups)
+    apart = headrooms(workers, mix, targets, fleet.groups, apart=True)
     present = (apart if fleet.mode == "disaggregated" else elastic).get(fleet.num_decoding)
     if present is None:
         return None

@@ -30,6 +30,7 @@ class _Step(NamedTuple):
     kind: _Kind
     step_s: float
     before_s: float | None  # between the step before and this one; None: that one was of prompts
+    num_tokens: int
 
 
 class StepTimes:
@@ -51,14 +52,14 @@ class StepTimes:
         self._runs.append((way, []))
         self._ended_s = 0.0
 
-    def ended(self, plan: StepPlan, runner: int, launched_s: float, ended_s: float) -> None:
-        """A step of the run, by a clock in seconds."""
+    def ended(self, plan: StepPlan, runner: int, launched_s: float, ended_s: float, num_tokens: int) -> None:
+        """A step of the run, which gave answers that many tokens, by a clock in seconds."""
         if not all(item.is_decode for item in plan.sequences):
             self._ended_s = 0.0
             return
         before_s = launched_s - self._ended_s if self._ended_s else None
         kind = _Kind(runner, len(plan.sequences), plan.num_guesses)
-        self._runs[-1][1].append(_Step(kind, ended_s - launched_s, before_s))
+        self._runs[-1][1].append(_Step(kind, ended_s - launched_s, before_s, num_tokens))
         self._ended_s = ended_s
 
     def num_steps(self, way: str) -> float:
@@ -68,17 +69,29 @@ class StepTimes:
 
     def run_s(self) -> dict[str, float]:
         """By way the seconds of a run's decode steps, each taken to last as long as those of its kind."""
+        num_runs = Counter(way for way, _ in self._runs)
+        return {way: seconds / num_runs[way] for way, seconds in self._totals_s(lambda _: True).items()}
+
+    def rates(self, num_sequences: int) -> dict[str, float]:
+        """By way the tokens a second of the decode steps of so many answers, by the same times."""
+        num_tokens = Counter[str]()
+        for way, steps in self._runs:
+            num_tokens[way] += sum(step.num_tokens for step in steps if step.kind.num_sequences == num_sequences)
+        seconds = self._totals_s(lambda kind: kind.num_sequences == num_sequences)
+        return {way: num_tokens[way] / total_s for way, total_s in seconds.items()}
+
+    def _totals_s(self, counts: Callable[[_Kind], bool]) -> dict[str, float]:
+        """By way the seconds of all its runs' steps of the kinds that count."""
         kinds, before = self._kinds_s(), defaultdict[tuple[str, _Kind], list[float]](list)
         for way, steps in self._runs:
             for step in steps:
                 before[way, step.kind] += [] if step.before_s is None else [step.before_s]
         totals = defaultdict[str, float](float)
-        num_runs = Counter(way for way, _ in self._runs)
         for way, steps in self._runs:
-            of_kinds = Counter(step.kind for step in steps)
+            of_kinds = Counter(step.kind for step in steps if counts(step.kind))
             for kind, count in of_kinds.items():
                 totals[way] += count * (kinds[kind] + median(before[way, kind] or [0.0]))
-        return {way: totals[way] / count for way, count in num_runs.items()}
+        return totals
 
     def _kinds_s(self) -> dict[_Kind, float]:
         found: dict[_Kind, float] = {}
@@ -142,11 +155,12 @@ class _Given:
     def result(self) -> StepResult:
         self.step.result()
         times, answers = self.runner.times, self.runner.answers
-        if times is not None and not self.runner.is_async:
-            times.ended(self.plan, id(self.runner), self.launched_s, self.runner.clock())
         given = [
-            answers[item.sequence_id][spec.position - item.num_prompt_tokens]
+            [SampledToken(answers[item.sequence_id][spec.position - item.num_prompt_tokens]) for spec in item.samples]
             for item in self.plan.sequences
-            for spec in item.samples
         ]
-        return StepResult(tuple(map(SampledToken, given)))
+        if times is not None and not self.runner.is_async:
+            kept = zip(self.plan.sequences, given, strict=True)
+            num_tokens = sum(item.num_kept(chosen) for item, chosen in kept if chosen)
+            times.ended(self.plan, id(self.runner), self.launched_s, self.runner.clock(), num_tokens)
+        return StepResult(tuple(token for chosen in given for token in chosen))

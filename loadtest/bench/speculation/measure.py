@@ -10,7 +10,8 @@ from __future__ import annotations
 import itertools
 import queue
 import time
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -172,26 +173,50 @@ class Bench:
         if self._times is not None:
             self._times.begin_run(way)
         # All at once: the first ones would be over before the last ones begin.
-        sequences = [self._sequence(text, num_tokens) for text in texts]
+        return self._answered(way, [self._sequence(text, num_tokens) for text in texts])[1]
+
+    def full_rate(self, way: str, texts: Sequence[Text], batch: int, num_tokens: int) -> float:
+        """Tokens a second of a batch in which the next answer begins when one has ended, while all places are taken."""
+        if self._times is not None:
+            self._times.begin_run(way)
+        # The first ones are of different lengths: else all would end at once, and the next ones too.
+        lengths = [max(2, num_tokens * (place + 1) // batch) for place in range(batch)]
+        lengths += [num_tokens] * (len(texts) - batch)
+        sequences = [self._sequence(text, length) for text, length in zip(texts, lengths, strict=True)]
+        num_answered, seconds = self._answered(way, sequences[:batch], sequences[batch:])
+        return num_answered / seconds
+
+    def _answered(
+        self, way: str, sequences: Sequence[EngineSequence], following: Sequence[EngineSequence] = ()
+    ) -> tuple[int, float]:
+        """(tokens, seconds) from the moment at which all `sequences` have begun, to the last token; where others follow
+        as places become free, to the moment at which a place stays free."""
+        waiting, left = deque(following), {sequence.sequence_id for sequence in sequences}
         for sequence in sequences:
             self._engines[way].submit(AddSequence(sequence))
-        names = [sequence.sequence_id for sequence in sequences]
-        begun: set[str] = set()
-        left, begins_s = set(names), 0.0
+        not_begun, num_tokens, begins_s, ends_s, is_over = set(left), 0, 0.0, 0.0, False
         while left:
             at_s, event = self._events.get()
             match event:
-                case StepOutput(tokens=tokens):
-                    for token in tokens:
-                        if token.sequence_id not in begun:
-                            begun.add(token.sequence_id)
-                            begins_s = at_s
-                        if token.finish_reason is not None:
-                            left.discard(token.sequence_id)
+                case StepOutput(tokens=tokens) if tokens:
+                    if not_begun:
+                        begins_s = at_s
+                        not_begun.difference_update(token.sequence_id for token in tokens)
+                    elif not is_over:
+                        num_tokens += len(tokens)
+                        ends_s = at_s
+                    ended = [token.sequence_id for token in tokens if token.finish_reason is not None]
+                    left.difference_update(ended)
+                    for _ in ended:
+                        if waiting:
+                            left.add(waiting[0].sequence_id)
+                            self._engines[way].submit(AddSequence(waiting.popleft()))
+                        else:
+                            is_over = bool(following)
                 case EngineDied(error) | SequenceFailed(_, error):
                     raise error
         self._runner.answers.clear()
-        return at_s - begins_s
+        return num_tokens, ends_s - begins_s
 
     def _sequence(self, text: Text, num_tokens: int) -> EngineSequence:
         if text not in self._encoded:
@@ -225,48 +250,56 @@ class Bench:
         return self._own_answers[key]
 
 
-def measure(bench: Bench, case: str, batch: int, num_tokens: int, pairs: int, warm_up: int) -> Iterator[Result]:
+def measure(
+    bench: Bench, case: str, batch: int, num_tokens: int, pairs: int, warm_up: int, follow: int = 0
+) -> Iterator[Result]:
     """The rate of each way over that without guesses, median of pairs in turns; what was guessed in it. Then the same
-    by the times of kinds of steps, which a busy moment of the machine does not change."""
-    texts = [CASES[case](number) for number in range(batch)]
+    by the times of kinds of steps, which a busy moment of the machine does not change. With `follow` so many further
+    answers begin in each place as it becomes free, and rates are of steps in which none is."""
+    texts = [CASES[case](number) for number in range(batch * (1 + follow))]
     ways = [way for way in bench.speculators if case in OF_DRAFTS or way not in (DRAFT, DRAFT_ALONE, HEADS)]
+    num_answered = batch * (num_tokens - 1)
+
+    def rate(way: str) -> float:
+        if follow:
+            return bench.full_rate(way, texts, batch, num_tokens)
+        return num_answered / bench.seconds(way, texts, num_tokens)
+
     bench.note_steps(None)
     for way in warm_up * ways:  # what they learn is known
-        bench.seconds(way, texts, num_tokens)
+        rate(way)
     before = {way: _counts(bench, way) for way in ways}
     steps = None if bench.is_async else StepTimes()
     bench.note_steps(steps)
-    times: dict[str, list[float]] = {way: [] for way in ways}
+    rates: dict[str, list[float]] = {way: [] for way in ways}
     for _, way in turns(ways, pairs):
-        times[way].append(bench.seconds(way, texts, num_tokens))
-    num_answered = batch * (num_tokens - 1)
-    yield Result(f"{case} {batch}, {OFF}", num_answered / median(times[OFF]), "tok/s")
+        rates[way].append(rate(way))
+    name = f"{case} {batch}, full" if follow else f"{case} {batch}"
+    yield Result(f"{name}, {OFF}", median(rates[OFF]), "tok/s")
     for way in ways[1:]:
-        ratio = median_ratio(times[OFF], times[way])
-        yield Result(f"{case} {batch}, {way}", num_answered / median(times[way]), "tok/s", peer=OFF, ratio=ratio)
+        ratio = median_ratio(rates[way], rates[OFF])
+        yield Result(f"{name}, {way}", median(rates[way]), "tok/s", peer=OFF, ratio=ratio)
         guessed, right = (now - then for now, then in zip(_counts(bench, way), before[way], strict=True))
         if guessed:
-            yield Result(f"{case} {batch}, {way}, right guesses", 100 * right / guessed, "%")
-    if steps is not None:
-        yield from _by_kinds(f"{case} {batch}", steps, ways, num_answered)
-
-
-def _by_kinds(name: str, steps: StepTimes, ways: Sequence[str], num_answered: int) -> Iterator[Result]:
-    """Each way's rate by `StepTimes`, over that without guesses; that of `auto` over the best other one."""
-    seconds = steps.run_s()
+            yield Result(f"{name}, {way}, right guesses", 100 * right / guessed, "%")
+    if steps is None:
+        return
+    if follow:
+        yield from _by_kinds(name, steps.rates(batch), ways)
+        return
     for way in ways:
-        ratio = seconds[OFF] / seconds[way]
         yield Result(f"{name}, {way}, decode steps", steps.num_steps(way), "steps")
-        yield Result(f"{name}, {way}, by kinds of steps", num_answered / seconds[way], "tok/s", peer=OFF, ratio=ratio)
-    best = min((way for way in ways if way == OFF or way.isdecimal()), key=seconds.__getitem__)
-    ratio = seconds[best] / seconds[AUTO]
-    yield Result(
-        f"{name}, {AUTO} over the best, by kinds of steps",
-        num_answered / seconds[AUTO],
-        "tok/s",
-        peer=best,
-        ratio=ratio,
-    )
+    yield from _by_kinds(name, {way: num_answered / seconds for way, seconds in steps.run_s().items()}, ways)
+
+
+def _by_kinds(name: str, rates: Mapping[str, float], ways: Sequence[str]) -> Iterator[Result]:
+    """Each way's rate by `StepTimes`, over that without guesses; that of `auto` over the best other one."""
+    for way in ways:
+        ratio = rates[way] / rates[OFF]
+        yield Result(f"{name}, {way}, by kinds of steps", rates[way], "tok/s", peer=OFF, ratio=ratio)
+    best = max((way for way in ways if way == OFF or way.isdecimal()), key=rates.__getitem__)
+    ratio = rates[AUTO] / rates[best]
+    yield Result(f"{name}, {AUTO} over the best, by kinds of steps", rates[AUTO], "tok/s", peer=best, ratio=ratio)
 
 
 def _counts(bench: Bench, way: str) -> tuple[int, int]:
@@ -294,6 +327,9 @@ def main(
     tokens: Annotated[int, Option(help="of each answer")] = 256,
     pairs: Annotated[int, Option(help="runs of each way")] = 5,
     warm_up: Annotated[int, Option(help="runs of each way before, from which auto learns")] = 1,
+    follow: Annotated[
+        int, Option(help="answers that begin in each place of a batch as it becomes free; 0: none, a batch runs out")
+    ] = 0,
     again: Annotated[bool, Option(help="measure equal ways twice, to see what the machine does")] = False,
     threads: Annotated[int, Option(help="compute threads; 0 = all cores")] = 0,
     device: Annotated[str, Option(help="cpu, or a GPU as torch names it: without draft, heads and structures")] = "cpu",
@@ -321,7 +357,7 @@ def main(
             if device != "cpu" and CASES[name](0).structure is not None:
                 continue  # masks of steps ahead follow what the device chose, not the text
             for count in batches:
-                report.add(measure(bench, name, count, tokens, pairs, warm_up))
+                report.add(measure(bench, name, count, tokens, pairs, warm_up, follow))
     finally:
         bench.close()
     where = machine() if device == "cpu" else torch.cuda.get_device_name(device)

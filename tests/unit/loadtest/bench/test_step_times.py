@@ -23,9 +23,9 @@ def run(times: StepTimes, way: str, steps: list[tuple[int, float]], speed: float
     """Steps of (guesses, seconds) on a machine of that speed."""
     times.begin_run(way)
     at_s = 100.0
-    times.ended(step(0, num_tokens=4), 0, at_s - 50.0, at_s)  # the prompt
+    times.ended(step(0, num_tokens=4), 0, at_s - 50.0, at_s, 1)  # the prompt
     for num_guesses, step_s in steps:
-        times.ended(step(num_guesses), 0, at_s + before_s, at_s + before_s + step_s / speed)
+        times.ended(step(num_guesses), 0, at_s + before_s, at_s + before_s + step_s / speed, 1 + num_guesses)
         at_s += before_s + step_s / speed
 
 
@@ -42,14 +42,18 @@ def test_a_busy_machine_changes_no_ratio_and_each_way_has_its_own_time_before_a_
     assert found["auto"] / found["off"] == pytest.approx((20 * 1.0 + 5 * 1.2 + 25 * 0.04) / (30 * 1.01), rel=0.02)
     assert 1.0 < speed < 2.0
     assert (times.num_steps("off"), times.num_steps("auto")) == (30, 25)
+    rates = times.rates(1)
+    assert rates["off"] == pytest.approx(30 / found["off"])
+    assert rates["auto"] == pytest.approx((20 + 5 * 3) / found["auto"])
+    assert not any(times.rates(2).values())
 
 
 def test_steps_of_two_models_are_of_different_kinds() -> None:
     times = StepTimes()
     times.begin_run("small")
     for runner, step_s in ((1, 1.0), (2, 3.0)) * 4:
-        times.ended(step(0), runner, 0.0, step_s)
+        times.ended(step(0), runner, 0.0, step_s, 1)
     times.begin_run("large")
-    times.ended(step(0), 2, 0.0, 3.0)
+    times.ended(step(0), 2, 0.0, 3.0, 1)
     assert times.run_s()["large"] > 0
     assert {kind.runner for kind in times._kinds_s()} == {1, 2}

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
+from statistics import fmean, pstdev
 
 from services.router.placement.lengths import AnswerLife, Lengths
 from services.router.placement.views import Work
@@ -36,6 +37,8 @@ class Mix:
     """Tokens of an answer."""
     prompt_lens: tuple[int, ...] = ()
     """Tokens to compute of some of the prompts, ascending; empty: each is the mean one."""
+    num_seen: float = math.inf
+    """Requests that the means are of."""
 
     @property
     def context_len(self) -> float:
@@ -51,6 +54,11 @@ class Mix:
     def lens(self) -> tuple[int, ...]:
         """`prompt_lens`, or the mean prompt's."""
         return self.prompt_lens or (self.prompt.tokens,)
+
+    @property
+    def prompt_error(self) -> float:
+        """Standard error of the mean prompt, relative to it: of few requests that are unlike the mean says little."""
+        return pstdev(self.lens) / fmean(self.lens) / math.sqrt(max(1.0, self.num_seen))
 
     def cut(self, most: float, part: float) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Of the prompts with at most so many tokens to compute: (the shorter ones, the longest ones that have that
@@ -91,8 +99,9 @@ class Demand:
 
     def mix(self, now_s: float) -> Mix:
         """All that arrives."""
-        lens = _some_lens(self._newest)
-        return Mix(self.rate(now_s), self.prompt, self._context / max(self._count, 1e-9), self.output_len, lens)
+        rate, lens = self.rate(now_s), _some_lens(self._newest)
+        context = self._context / max(self._count, 1e-9)
+        return Mix(rate, self.prompt, context, self.output_len, lens, self._count)
 
     def cheapest(self, now_s: float, cost: Callable[[Work], float]) -> Sequence[tuple[float, Mix]]:
         """(share of the requests, what these are), from all of them down: the ones whose prompts cost the least, of
@@ -111,7 +120,8 @@ class Demand:
             tokens, pairs, context = (part / max(whole, 1e-9) for part, whole in zip(_mean(kept), total, strict=True))
             prompt = Work(max(1, round(tokens * mix.prompt.tokens)), pairs * mix.prompt.pairs)
             context *= mix.num_prompt_tokens
-            found.append((share, Mix(share * mix.rate, prompt, context, mix.output_len, _some_lens(kept))))
+            lens, num_seen = _some_lens(kept), share * mix.num_seen
+            found.append((share, Mix(share * mix.rate, prompt, context, mix.output_len, lens, num_seen)))
         return found
 
     def rate(self, now_s: float) -> float:

@@ -36,7 +36,8 @@ ALIKE = 0.03
 with more headroom is better; the present one is kept until it is twice that behind."""
 WORTH = 1.25
 """A split has to be worth this many times what all workers doing both are. Hand-offs, workers of one part that wait for
-the other, and what a mean mix does not say cost a tenth to a quarter of what the steps let expect."""
+the other, and what a mean mix does not say cost a tenth to a quarter of what the steps let expect. It has to be worth
+as much more as the mean prompt may be wrong by: else it would turn with each long prompt of a slow stream."""
 MOST_SPLITS = 40
 """Most splits that are compared; of a larger fleet an even choice and the neighbours of the present one."""
 SHORT = 0.1
@@ -235,8 +236,8 @@ def _best(room: Mapping[int, float], in_time: Mapping[int, tuple[float, Mix]], s
     """How many workers are to decode of `size`, where `now` do."""
     most = max(share for share, _ in in_time.values())
     value = {
-        count: share * max(1.0, room[count] / RESERVE) / (WORTH if count < size else 1.0)
-        for count, (share, _) in in_time.items()
+        count: share * max(1.0, room[count] / RESERVE) / (WORTH * (1.0 + mix.prompt_error) if count < size else 1.0)
+        for count, (share, mix) in in_time.items()
     }
     alike = [count for count in value if count == size or in_time[count][0] >= most - ALIKE]
     best = max(alike, key=value.__getitem__)

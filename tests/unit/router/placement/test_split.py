@@ -350,6 +350,20 @@ def test_a_few_prompts_that_nothing_can_serve_beside_the_others_do_not_choose_th
     assert max(headroom, key=headroom.__getitem__) < len(expected) - 1, "by the mean the long ones chose it"
 
 
+def test_a_slow_stream_of_unlike_prompts_keeps_the_workers_that_do_both():
+    # 2.5 requests/s, one in eight of 40,000 tokens: by the newest ones alone the mean is 3,000 to 14,000.
+    unlike = [2_000, 4_000, 3_000, 40_000, 1_000, 2_000, 5_000, 4_000]
+    controllers = [SplitController(0.025, 3.0), SplitController(0.025, 3.0)]
+    for number in range(400):
+        for controller, prompt in zip(controllers, (unlike[number % 8 - number // 9 % 8], 7_625), strict=True):
+            controller.demand.arrived(Work.of(prompt, 0), prompt, number / 2.5)
+            controller.demand.begin().ended(300)
+            controller.decodes(fleet(8), GROUPS, number / 2.5)
+    assert controllers[0].num_flips == 0
+    errors = [controller.demand.mix(160.0).prompt_error for controller in controllers]
+    assert errors == [pytest.approx(1.6 / math.sqrt(25), rel=0.3), 0.0]
+
+
 def test_all_do_both_where_many_answers_are_too_short_to_make_up_for_the_gap_of_a_hand_off():
     """In the mean they are long, so in the mean the gap is small."""
     views = fleet(16)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from loadtest.records import RequestRecord
+from loadtest.records import Failure, FailureCause, Reply, RequestRecord, TtftSplit
 from loadtest.rig.results import write_text
 from shared.errors import ConfigError
 
@@ -64,6 +64,46 @@ def record_json(record: RequestRecord) -> dict[str, Any]:
         if record.failure is None
         else {"cause": record.failure.cause.value, "kind": record.failure.kind, "message": record.failure.message},
     }
+
+
+def read_requests(path: Path) -> list[RequestRecord]:
+    """What `write_requests` wrote; raises ConfigError. Answers are without token ids, and times are rounded."""
+    try:
+        with path.open() as lines:
+            return [_record_of(json.loads(line)) for line in lines]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"cannot read the requests of a load test from {path}: {error}", field="run") from error
+
+
+def _record_of(row: Mapping[str, Any]) -> RequestRecord:
+    """The record of which `record_json` made this."""
+    usage, split, failure = row["usage"], row["ttft_split"], row["failure"]
+    reply = Reply(
+        sent_s=row["sent_s"],
+        token_times_s=row["token_times_s"],
+        token_counts=row["token_counts"],
+        closed_s=row["closed_s"],
+        num_prompt_tokens=usage["prompt"],
+        num_output_tokens=usage["output"],
+        num_cached_tokens=usage["cached"],
+        counts_exact=row["counts_exact"],
+        split=None if split is None else TtftSplit(**split),
+        finish_reason=row["finish_reason"],
+        prefill_worker=row["prefill_worker"],
+        decode_worker=row["decode_worker"],
+    )
+    return RequestRecord(
+        row["index"],
+        row["request_id"],
+        row["num_prompt_tokens"],
+        row["max_tokens"],
+        row["due_s"],
+        row["conversation"],
+        row["turn"],
+        row["model"],
+        reply,
+        None if failure is None else Failure(FailureCause(failure["cause"]), failure["message"], failure["kind"]),
+    )
 
 
 def _rounded(seconds: float | None) -> float | None:

@@ -214,10 +214,11 @@ class Engine:
     def _begin_run(self) -> bool:
         """Begins to do steps at once; False where the next step is another one than that behind it."""
         batch, scheduler = self._batch, self.scheduler
-        if not batch or self._step_by_step or scheduler.sequences.num_waiting or scheduler.sequences.num_queued_tokens:
+        if not batch or self._step_by_step or scheduler.sequences.num_waiting:
             return False
-        decoding = scheduler.sequences.decoding
-        if decoding.num_sequences != len(batch) or len(batch) > self._largest:
+        work = scheduler.sequences.work
+        decoding = work.decoding
+        if work.num_queued_tokens or decoding.num_sequences != len(batch) or len(batch) > self._largest:
             return False
         room = (self.pool.num_free - len(batch)) * self.pool.block_size // len(batch)
         num_steps = min(MOST_STEPS, room, min([_num_left(sequence) for sequence in batch]))

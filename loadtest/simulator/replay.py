@@ -5,14 +5,14 @@ FOLDER is what `python -m loadtest run --out FOLDER` wrote for a cluster of `tan
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 
-from loadtest.results import REQUESTS
+from loadtest.metrics import is_good, request_metrics
+from loadtest.results import REQUESTS, read_requests
 from loadtest.rig.command_line import Option, Out, choice
 from loadtest.rig.command_line import run as run_command
 from loadtest.rig.markdown import table
@@ -21,6 +21,7 @@ from loadtest.simulator.fleet import WorkerSpec
 from loadtest.simulator.outcome import Targets
 from loadtest.simulator.simulation import AUTO, COLLOCATED, STATIC, Group, Setup, play, two_pools
 from loadtest.simulator.tandem_router import TandemConfig
+from loadtest.slo import Slo
 from loadtest.workloads.trace import TraceRequest
 from services.router.placement.settings import PlacementSettings
 from shared.errors import ConfigError
@@ -49,7 +50,7 @@ class Recorded(NamedTuple):
     """All that were sent, in their order."""
     times: Times
     num_in_time: int
-    """Requests whose answers were complete within both targets."""
+    """Requests whose answers were complete within the targets."""
 
 
 def replay(
@@ -68,7 +69,8 @@ def replay(
     was in time."""
     choice(policy, "policy", (STATIC, COLLOCATED, AUTO))
     targets = Targets(ttft or _NEVER_S, tpot or _NEVER_S)
-    requests, real, num_in_time = recorded(run, targets)
+    slo = Slo(ttft or None, tpot or None) if ttft or tpot else None
+    requests, real, num_in_time = recorded(run, slo)
     worker = WorkerSpec(
         measured(steps, "steps"),
         blocks,
@@ -92,7 +94,7 @@ def replay(
         [request.tpot_s for request in served if request.num_output_tokens > 1],
     )
     results = compared(real, simulated)
-    if ttft or tpot:
+    if slo is not None:
         share, real_share = sum(map(targets.met_by, played)) / len(played), num_in_time / len(requests)
         ratio = share / real_share if real_share else None
         results.append(Result("in time", 100 * share, "%", limit=100 * real_share, ratio=ratio))
@@ -106,26 +108,19 @@ def replay(
         write(out, results)
 
 
-def recorded(folder: Path, targets: Targets) -> Recorded:
+def recorded(folder: Path, slo: Slo | None = None) -> Recorded:
     """Reads what `python -m loadtest run` wrote; raises ConfigError."""
-    try:
-        rows = [json.loads(line) for line in (folder / REQUESTS).read_text().splitlines()]
-        sent = sorted((row for row in rows if row["sent_s"] is not None), key=lambda row: row["sent_s"])
-        requests = [TraceRequest(row["sent_s"], row["num_prompt_tokens"], row["max_tokens"]) for row in sent]
-        pairs = [_times_of(row) for row in sent if row["failure"] is None]
-    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
-        raise ConfigError(f"cannot read a load test from {folder}: {error}", field="run") from error
-    times = Times([ttft_s for ttft_s, _ in pairs], [tpot_s for _, tpot_s in pairs if tpot_s is not None])
+    sent = [(record.reply.sent_s, record) for record in read_requests(folder / REQUESTS)]
+    in_order = sorted(((at_s, record) for at_s, record in sent if at_s is not None), key=lambda pair: pair[0])
+    requests = [TraceRequest(at_s, record.num_prompt_tokens, record.max_tokens) for at_s, record in in_order]
+    answers = [found for _, record in in_order if (found := request_metrics(record)) is not None]
+    times = Times(
+        [answer.ttft_s for answer in answers], [answer.tpot_s for answer in answers if answer.tpot_s is not None]
+    )
     if not times.tpot_s:
         raise ConfigError(f"{folder} has no answers of several tokens", field="run")
-    in_time = [ttft_s <= targets.ttft_s and (tpot_s or 0.0) <= targets.tpot_s for ttft_s, tpot_s in pairs]
-    return Recorded(requests, times, sum(in_time))
-
-
-def _times_of(row: Mapping[str, Any]) -> tuple[float, float | None]:
-    """An answer's time to the first token, and for each of those behind it, where there are some. Seconds."""
-    first_s, last_s, num_behind = row["token_times_s"][0], row["token_times_s"][-1], row["max_tokens"] - 1
-    return first_s - row["sent_s"], (last_s - first_s) / num_behind if num_behind > 0 else None
+    num_in_time = len(answers) if slo is None else sum(is_good(record, slo) for _, record in in_order)
+    return Recorded(requests, times, num_in_time)
 
 
 def compared(real: Times, simulated: Times) -> list[Result]:

@@ -22,16 +22,16 @@ class Reports:
     def now(self) -> Report:
         """The worker's state."""
         self._engine.settle()
-        scheduler, decoding = self._engine.scheduler, self._engine.scheduler.sequences.decoding
+        scheduler, work = self._engine.scheduler, self._engine.scheduler.sequences.work
         return Report(
             num_free_blocks=max(0, scheduler.pool.num_free - scheduler.num_growth_blocks),
             num_running=scheduler.sequences.num_running,
             num_waiting=scheduler.sequences.num_waiting,
-            num_queued_tokens=scheduler.sequences.num_queued_tokens,
-            num_queued_pairs=scheduler.sequences.num_queued_pairs,
-            decoding=decoding,
-            promised=scheduler.sequences.promised,
-            least_slack_s=scheduler.least_slack_s(decoding),
+            num_queued_tokens=work.num_queued_tokens,
+            num_queued_pairs=work.num_queued_pairs,
+            decoding=work.decoding,
+            promised=work.promised,
+            least_slack_s=scheduler.least_slack_s(work.decoding),
             adapters=self._adapters.listed() if self._adapters_due else None,
             loading_adapters=self._adapters.loading,
             adapter_room=self._adapters.room,

@@ -347,7 +347,7 @@ class Engine:
             self._emit(load)
 
     def _load(self) -> EngineLoad:
-        scheduler, decoding = self._scheduler, self._scheduler.sequences.decoding
+        scheduler, work = self._scheduler, self._scheduler.sequences.work
         return EngineLoad(
             num_free_blocks=scheduler.pool.num_free,
             num_growth_blocks=scheduler.num_growth_blocks,
@@ -355,17 +355,17 @@ class Engine:
             num_cached_blocks=scheduler.pool.num_cached,
             num_running=scheduler.sequences.num_running,
             num_waiting=scheduler.sequences.num_waiting,
-            num_queued_tokens=scheduler.sequences.num_queued_tokens,
+            num_queued_tokens=work.num_queued_tokens,
             num_prompt_tokens=scheduler.counters.num_prompt_tokens,
             num_prefix_hit_tokens=scheduler.counters.num_prefix_hit_tokens,
             num_preemptions=scheduler.counters.num_preemptions,
             num_swapped_out=scheduler.counters.num_swapped_out,
             num_swapped_in=scheduler.counters.num_swapped_in,
             num_bad_blocks=self._num_bad_blocks + self._exchange.num_bad_blocks,
-            num_queued_pairs=scheduler.sequences.num_queued_pairs,
-            decoding=decoding,
-            promised=scheduler.sequences.promised,
-            least_slack_s=scheduler.least_slack_s(decoding),
+            num_queued_pairs=work.num_queued_pairs,
+            decoding=work.decoding,
+            promised=work.promised,
+            least_slack_s=scheduler.least_slack_s(work.decoding),
             step_times=scheduler.step_fit.times,
             step_kinds=scheduler.step_fit.kinds,
         )

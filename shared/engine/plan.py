@@ -103,19 +103,18 @@ class StepPlan:
     """Whether a head keeps what it guesses with behind the chosen tokens; else it writes its KV alone."""
     num_tokens: int = field(init=False, compare=False)
     """Tokens computed in this step, over all sequences."""
+    num_guesses: int = field(init=False, compare=False)
+    """Guesses of the answers' next tokens."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "num_tokens", sum([len(item.token_ids) for item in self.sequences]))
+        guesses = [len(item.samples) - 1 for item in self.sequences if len(item.samples) > 1]
+        object.__setattr__(self, "num_guesses", sum(guesses))
 
     @property
     def num_prefill_tokens(self) -> int:
         """Tokens of prompts, and those that are computed again; the others continue answers."""
         return sum([len(item.token_ids) for item in self.sequences if not item.is_decode])
-
-    @property
-    def num_guesses(self) -> int:
-        """Guesses of the answers' next tokens."""
-        return sum([len(item.samples) - 1 for item in self.sequences if len(item.samples) > 1])
 
     @property
     def is_empty(self) -> bool:

@@ -35,7 +35,7 @@ class Status(Enum):
     """Left the worker; holds nothing."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)  # each is itself alone: to find one in a list compares no fields
 class EngineSequence:
     """One request on one worker.
 

@@ -21,6 +21,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from shared.kv.free_lists import FreeLists
 from shared.kv.next_turns import NextTurns
@@ -76,7 +77,8 @@ class BlockPool:
         if num_blocks < 1 or block_size < 1:
             raise ValueError(f"num_blocks and block_size must be at least 1, not {num_blocks} and {block_size}")
         self._num_blocks = num_blocks
-        self._block_size = block_size
+        self.block_size: Final = block_size
+        """Tokens a block."""
         self._num_refs = [0] * num_blocks
         self._hashes: list[bytes | None] = [None] * num_blocks  # None: not sealed
         self._checksums: list[int | None] = [None] * num_blocks
@@ -97,11 +99,6 @@ class BlockPool:
     def num_blocks(self) -> int:
         """All blocks."""
         return self._num_blocks
-
-    @property
-    def block_size(self) -> int:
-        """Tokens a block."""
-        return self._block_size
 
     @property
     def num_free(self) -> int:

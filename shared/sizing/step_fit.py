@@ -256,9 +256,10 @@ def _not_negative(relative: Matrix, weights: Matrix) -> Matrix:
     weighted = relative * weights[:, None]
     normal, right = weighted.T @ relative, weighted.sum(axis=0)
     normal += np.eye(len(right)) * (1e-12 * np.trace(normal))
-    solved, kept = np.zeros(len(right)), [False] * len(right)
+    solved, kept = np.zeros(len(right)), np.zeros(len(right), dtype=np.bool_)
     for _ in range(_MOST_CHANGES):
-        slopes = np.where(kept, 0.0, right - normal @ solved)
+        slopes = right - normal @ solved
+        slopes[kept] = 0.0
         steepest = int(slopes.argmax())
         if slopes[steepest] <= 1e-9 * right[steepest]:
             break
@@ -267,13 +268,13 @@ def _not_negative(relative: Matrix, weights: Matrix) -> Matrix:
     return solved
 
 
-def _towards_best(normal: Matrix, right: Matrix, solved: Matrix, kept: list[bool]) -> Matrix:
+def _towards_best(normal: Matrix, right: Matrix, solved: Matrix, kept: NDArray[np.bool_]) -> Matrix:
     """The best of the kept coefficients; those that would be negative on the way there are not kept any more."""
     while True:
-        places = np.flatnonzero(kept)
+        (places,) = kept.nonzero()
         found = np.zeros(len(right))
-        found[places] = np.linalg.solve(normal[np.ix_(places, places)], right[places])
-        negative = [int(place) for place in places if found[place] <= 0]
+        found[places] = best = np.linalg.solve(normal[places[:, None], places], right[places])
+        negative = places[best <= 0].tolist()
         if not negative:
             return found
         share = min(solved[place] / (solved[place] - found[place] + 1e-300) for place in negative)

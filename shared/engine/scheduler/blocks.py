@@ -66,10 +66,11 @@ class OutputLengths:
     def __init__(self, quantile: float, first_guess: int) -> None:
         """`quantile` in (0, 1]; `first_guess` in tokens, the expectation before MIN_OBSERVATIONS answers ended."""
         assert 0 < quantile <= 1, f"quantile {quantile} is not in (0, 1]"
-        self._quantile = quantile
         self._first_guess = first_guess
         self._newest: deque[int] = deque()
         self._sorted: list[int] = []
+        self._places = tuple(max(0, math.ceil(quantile * count) - 1) for count in range(WINDOW + 1))
+        """Place of the quantile among `count` sorted lengths."""
 
     def observe(self, num_tokens: int) -> None:
         """An answer ended."""
@@ -85,13 +86,14 @@ class OutputLengths:
         The quantile of those answers that became longer. One that is longer than all of them is expected to be half
         done: nothing else is known of it.
         """
-        if len(self._sorted) < MIN_OBSERVATIONS:
+        lengths = self._sorted
+        if len(lengths) < MIN_OBSERVATIONS:
             return max(self._first_guess, num_produced + 1)
-        shorter = bisect_right(self._sorted, num_produced)
-        longer = len(self._sorted) - shorter
+        shorter = bisect_right(lengths, num_produced)
+        longer = len(lengths) - shorter
         if longer == 0:
             return 2 * max(1, num_produced)
-        return self._sorted[shorter + max(0, math.ceil(self._quantile * longer) - 1)]
+        return lengths[shorter + self._places[longer]]
 
 
 class GrowthReserve:
@@ -116,9 +118,15 @@ class GrowthReserve:
             for sequence in sequences:
                 total += self.of_newcomer(sequence, sequence.num_held_blocks)
             return total
-        block_size = self._groups.block_size
+        block_size, expected = self._groups.block_size, self._lengths.expected
         for sequence in sequences:
-            missing = -(-self._expected_tokens(sequence) // block_size) - len(sequence.block_ids)
+            num_tokens = len(sequence.token_ids)
+            if sequence.goal is Goal.COMPLETION:  # as `_expected_tokens`, in the loop that each load report runs
+                num_prompt_tokens = sequence.num_prompt_tokens
+                num_tokens = num_prompt_tokens + expected(num_tokens - num_prompt_tokens)
+                if num_tokens > sequence.max_tokens_total:
+                    num_tokens = sequence.max_tokens_total
+            missing = -(-num_tokens // block_size) - len(sequence.block_ids)
             if missing > 0:
                 total += missing
         return total

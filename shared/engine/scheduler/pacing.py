@@ -13,9 +13,9 @@ the answers miss the target.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 
-from shared.engine.plan import PlannedSequence
+from shared.engine.plan import PlannedSequence, decode_work
 from shared.engine.scheduler.blocks import OutputLengths
 from shared.engine.scheduler.sequence_table import SequenceTable
 from shared.engine.sequence import EngineSequence, Goal
@@ -97,7 +97,7 @@ class Pacing:
         if sequence.goal is not Goal.COMPLETION or not sequence.num_output_tokens:
             return
         self._lengths.observe(sequence.num_output_tokens)
-        num_paced = _num_paced(sequence, 0)
+        num_paced = sequence.num_output_tokens - sequence.num_unpaced_tokens
         if self.tpot_target_s == 0 or sequence.paced_from_s is None or num_paced < 1:
             return
         if self._fit.predicted_s(self._newest) > self.tpot_target_s:
@@ -106,49 +106,59 @@ class Pacing:
         change = LATE_SHARE - 1 if is_late else LATE_SHARE
         self.aim = max(LEAST_AIM, min(AIM, self.aim + AIM_STEP * change))
 
-    def slack_s(self, sequence: EngineSequence, at_s: float, num_more: int = 0) -> float:
-        """How far an answer is ahead of what is due at that time, with `num_more` tokens besides those it has."""
-        assert sequence.paced_from_s is not None
-        return sequence.paced_from_s + _num_paced(sequence, num_more) * self._due_s - at_s
-
-    def least_slack_s(self, sequences: Iterable[EngineSequence], decoding: StepWork, now_s: float) -> float | None:
+    def least_slack_s(self, sequences: Sequence[EngineSequence], decoding: StepWork, now_s: float) -> float | None:
         """Least slack of all running answers, whose next step is `decoding`, with what each may owe; None without any,
         or without a target."""
         if self.tpot_target_s == 0:
             return None
-        decode_s = self._fit.predicted_s(decoding)
-        found = [
-            self.slack_s(sequence, now_s) + self._credit_s(self._num_left(sequence, 0), decode_s)
-            for sequence in sequences
-            if is_answer(sequence)
-        ]
-        return min(found, default=None)
+        return self._least_s(sequences, now_s, self._fit.predicted_s(decoding))
 
     def room(self, planned: Mapping[str, PlannedSequence], sequences: SequenceTable, begin_s: float) -> StepRoom:
         """For chunks beside the planned answers, in a step that begins then."""
         if self.tpot_target_s == 0:
             return StepRoom(None, math.inf, StepWork())
-        decoding = StepWork(len(planned), sum(item.end for item in planned.values()))
-        limit_s = self.step_limit_s((sequences[name] for name in planned), begin_s, self._fit.predicted_s(decoding))
+        decoding = decode_work(planned.values())
+        limit_s = self.step_limit_s(sequences.of(planned), begin_s, self._fit.predicted_s(decoding))
         return StepRoom(self._fit.times, limit_s, decoding)
 
-    def step_limit_s(self, answers: Iterable[EngineSequence], begin_s: float, decode_s: float = 0.0) -> float:
+    def step_limit_s(self, answers: Sequence[EngineSequence], begin_s: float, decode_s: float = 0.0) -> float:
         """The longest that a step which begins then may take beside these answers, a step of which takes `decode_s`
         without chunks; infinite without answers. There is a target."""
-        least, bounded_by = math.inf, math.inf
-        for sequence in answers:
-            if not is_answer(sequence):
-                continue
-            bounded_by = self.greatest_gap_s if self._is_gap_set else max(self.greatest_gap_s, GAP_TARGETS * decode_s)
-            in_flight = sequence.num_in_flight_samples
-            slack = self.slack_s(sequence, begin_s, in_flight)
-            if slack >= least:
-                continue
-            num_left = self._num_left(sequence, in_flight)
-            if slack > 0 or not self._misses(sequence, slack, in_flight, num_left, decode_s):
-                least = min(least, slack + self._credit_s(num_left, decode_s))
+        least = self._least_s(answers, begin_s, decode_s, is_planned=True)
+        if least is None:
+            return math.inf
+        bounded_by = self.greatest_gap_s if self._is_gap_set else max(self.greatest_gap_s, GAP_TARGETS * decode_s)
         spent = SPENT_SHARE * least if least > 0 else least
         return min(bounded_by, max(LEAST_SHARE * self.tpot_target_s, self._due_s + spent))
+
+    def _least_s(
+        self, sequences: Sequence[EngineSequence], at_s: float, decode_s: float, *, is_planned: bool = False
+    ) -> float | None:
+        """Least slack of the answers among these, with what each may owe: it is expected to earn that in steps as the
+        newest ones were, or as `decode_s` before there were any. None without answers. `is_planned`: with the tokens in
+        flight, and without answers that are behind by more than steps without chunks will earn; infinite where all
+        are."""
+        due_s, target_s, expected = self._due_s, self.tpot_target_s, self._lengths.expected
+        earned_s, most_earned_s = max(0.0, due_s - (self._mean_s or decode_s)), max(0.0, target_s - decode_s)
+        least, num_answers = math.inf, 0
+        for sequence in reversed(sequences):  # the newest have got ahead least: most of the others are passed over
+            if sequence.paced_from_s is None or sequence.goal is not Goal.COMPLETION:
+                continue
+            num_answers += 1
+            num_tokens = len(sequence.token_ids) - sequence.num_prompt_tokens
+            if is_planned:
+                num_tokens += sequence.num_in_flight_samples
+            num_paced = num_tokens - sequence.num_unpaced_tokens
+            slack_s = sequence.paced_from_s + num_paced * due_s - at_s
+            if slack_s >= least:
+                continue  # what it may owe only adds to that
+            most = sequence.max_tokens_total - sequence.num_prompt_tokens
+            num_left = max(0, min(expected(num_tokens), most) - num_tokens - 1)
+            behind_s = -slack_s - num_paced * (target_s - due_s)
+            if is_planned and slack_s <= 0 and behind_s > (num_left + 1) * most_earned_s:
+                continue
+            least = min(least, slack_s + BORROWED * num_left * earned_s)
+        return least if num_answers else None
 
     def come_sooner_apart(
         self, decoding: StepWork, num_before: int, most: int, tokens_each: float, took_s: float
@@ -165,22 +175,6 @@ class Pacing:
         num_chunks = earned_s / (longest_s - due_s)  # for each step of guesses
         apart = times.largest_chunk(decoding, num_before, longest_s, most) * num_chunks / (num_chunks + tokens_each)
         return apart > CLEARLY_SOONER * times.largest_chunk(decoding, num_before, due_s, most)
-
-    def _credit_s(self, num_left: int, decode_s: float) -> float:
-        """What an answer may owe that is expected to have this many tokens more, in steps as the newest ones were;
-        `decode_s` before there were any."""
-        return BORROWED * num_left * max(0.0, self._due_s - (self._mean_s or decode_s))
-
-    def _num_left(self, sequence: EngineSequence, in_flight: int) -> int:
-        """Tokens that are expected behind the next one."""
-        num_tokens = sequence.num_output_tokens + in_flight
-        most = sequence.max_tokens_total - sequence.num_prompt_tokens
-        return max(0, min(self._lengths.expected(num_tokens), most) - num_tokens - 1)
-
-    def _misses(self, sequence: EngineSequence, slack_s: float, in_flight: int, num_left: int, decode_s: float) -> bool:
-        """Whether an answer is behind its target by more than steps without chunks will earn."""
-        behind_s = -slack_s - _num_paced(sequence, in_flight) * (self.tpot_target_s - self._due_s)
-        return behind_s > (num_left + 1) * max(0.0, self.tpot_target_s - decode_s)
 
 
 class StepRoom:
@@ -217,13 +211,3 @@ class StepRoom:
     def _within(self, num_before: int, count: int) -> int:
         assert self._times is not None
         return self._times.largest_chunk(self.work, num_before, self.limit_s, count)
-
-
-def is_answer(sequence: EngineSequence) -> bool:
-    """Whether a client reads its tokens from this worker already."""
-    return sequence.goal is Goal.COMPLETION and sequence.paced_from_s is not None
-
-
-def _num_paced(sequence: EngineSequence, num_more: int) -> int:
-    """Tokens since the answer's tokens began to be due, with `num_more`."""
-    return sequence.num_output_tokens - sequence.num_unpaced_tokens + num_more

@@ -233,24 +233,26 @@ class Scheduler:
                 self._lifecycle.fail(sequence, lost)
                 return
             chosen = (chosen[0]._replace(pooled=found),)
-        for token in chosen[: item.num_kept(chosen)] if item.guesses else chosen:
+        has_guesses = len(item.samples) > 1
+        for token in chosen[: item.num_kept(chosen)] if has_guesses else chosen:
             if isinstance(token, NoToken):
                 failed = token
                 break
             sequence.token_ids.append(token.token_id)
             finish_reason = sequence.finish_reason()
             preempted_s = sequence.preempted_s if finish_reason is not None else 0.0
-            prompt_logprobs = sequence.take_prompt_logprobs()
+            prompt_logprobs = sequence.take_prompt_logprobs() if sequence.prompt_logprobs else ()
             tokens.append(NewToken(item.sequence_id, token, finish_reason, prompt_logprobs, preempted_s))
             if finish_reason is not None:
                 break
         num_taken = len(sequence.token_ids) - num_before
-        if item.guesses and self._speculator is not None:
+        if has_guesses and self._speculator is not None:
             self._speculator.verified(item.sequence_id, len(item.guesses), max(0, num_taken - 1))
         if num_taken:
             # The KV behind the last right guess is of tokens that the answer does not have.
             sequence.num_computed_tokens = item.end - (len(chosen) - num_taken)
-            self._tables.keep_guessed(sequence, item.start)
+            if has_guesses:
+                self._tables.keep_guessed(sequence, item.start)
             self._tables.seal(sequence, item.start)
             if sequence.goal is Goal.FIRST_TOKEN:
                 blocks += self._ship(sequence, -(-item.end // self.pool.block_size))

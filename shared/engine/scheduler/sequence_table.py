@@ -6,8 +6,9 @@ Pure policy, part of the scheduler.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from shared.engine.plan import BlockCopy, PlannedSequence, SampleSpec, StepPlan
 from shared.engine.sequence import EngineSequence, Goal, Status
@@ -16,6 +17,20 @@ from shared.structure.structured_output import STRUCTURE_MEMORY_PLANS
 
 MAX_IN_FLIGHT = 2
 """One step that runs, one behind it."""
+
+
+class OpenWork(NamedTuple):
+    """What is to be computed of a scheduler's live sequences."""
+
+    num_queued_tokens: int
+    """Prompt tokens: less the prefixes that waiting ones have in the pool."""
+    num_queued_pairs: int
+    """Pairs of query and key in the attention of those tokens."""
+    decoding: StepWork
+    """A token of each running sequence whose prompt is computed."""
+    promised: StepWork
+    """A token of each sequence that will be answered here and does not decode yet: its prompt is not computed, or has
+    not arrived."""
 
 
 class SequenceTable:
@@ -35,6 +50,11 @@ class SequenceTable:
 
     def __getitem__(self, sequence_id: str) -> EngineSequence:
         return self._by_id[sequence_id]
+
+    def of(self, sequence_ids: Iterable[str]) -> list[EngineSequence]:
+        """Live ones, in this order."""
+        by_id = self._by_id
+        return [by_id[sequence_id] for sequence_id in sequence_ids]
 
     def get(self, sequence_id: str) -> EngineSequence | None:
         """None where it is unknown, or ended."""
@@ -56,39 +76,26 @@ class SequenceTable:
         return len(self.waiting)
 
     @property
-    def num_queued_tokens(self) -> int:
-        """Prompt tokens that are to be computed: less the prefixes that waiting ones have in the pool."""
-        waiting = sum(s.num_missing_tokens for s in self.waiting)
-        running = [len(s.token_ids) - s.num_computed_tokens for s in self.running]
-        return waiting + sum(count for count in running if count > 1)
-
-    @property
-    def num_queued_pairs(self) -> int:
-        """Pairs of query and key in the attention of those tokens."""
-        found = 0
-        for sequence in (*self.waiting, *self.running):
-            count = sequence.num_missing_tokens
-            if count > 1:
-                found += chunk_pairs(count, len(sequence.token_ids) - count)
-        return found
-
-    @property
-    def decoding(self) -> StepWork:
-        """A token of each running sequence whose prompt is computed."""
-        lengths = [len(s.token_ids) for s in self.running if len(s.token_ids) - s.num_computed_tokens == 1]
-        return StepWork(len(lengths), sum(lengths))
-
-    @property
-    def promised(self) -> StepWork:
-        """A token of each sequence that will be answered here and does not decode yet: its prompt is not computed, or
-        has not arrived."""
-        lengths = [
-            len(s.token_ids)
-            for s in self._by_id.values()
-            if s.goal is Goal.COMPLETION
-            and not (s.status is Status.RUNNING and len(s.token_ids) - s.num_computed_tokens == 1)
-        ]
-        return StepWork(len(lengths), sum(lengths))
+    def work(self) -> OpenWork:
+        """What is to be computed of all of them."""
+        lengths: list[int] = []
+        open_prompts: list[EngineSequence] = []
+        for sequence in self.running:
+            num_tokens = len(sequence.token_ids)
+            if num_tokens - sequence.num_computed_tokens == 1:
+                lengths.append(num_tokens)
+            else:
+                open_prompts.append(sequence)
+        num_tokens = sum(s.num_missing_tokens for s in self.waiting) + sum(
+            s.num_uncomputed_tokens for s in open_prompts
+        )
+        open_prompts += self.waiting
+        missing = [(s.num_missing_tokens, s.num_tokens) for s in open_prompts]
+        num_pairs = sum(chunk_pairs(count, num_all - count) for count, num_all in missing if count > 1)
+        promised = [s.num_tokens for s in (*open_prompts, *self.receiving.values()) if s.goal is Goal.COMPLETION]
+        return OpenWork(
+            num_tokens, num_pairs, StepWork(len(lengths), sum(lengths)), StepWork(len(promised), sum(promised))
+        )
 
     # --- moves
 
@@ -237,10 +244,11 @@ class StepsInFlight:
         row = 0
         for item, sequence in zip(items, sequences, strict=True):
             sequence.num_in_flight_tokens += len(item.token_ids)
-            if item.samples:
+            num_samples = len(item.samples)
+            if num_samples:
                 rows[item.sequence_id] = row
-                row += len(item.samples)
-                sequence.num_in_flight_samples += len(item.samples)
+                row += num_samples
+                sequence.num_in_flight_samples += num_samples
                 sequence.sampled_in_plan = self._num_plans
         self._steps.append(_Step(plan, tuple(sequences), rows))
         return plan
@@ -259,7 +267,8 @@ class StepsInFlight:
         start = sequence.num_computed_tokens + sequence.num_in_flight_tokens
         is_pending = sequence.num_in_flight_samples > 0
         assert not is_pending or count == 1
-        is_sampled = count == sequence.num_unplanned_tokens
+        sampling = sequence.sampling
+        is_sampled = start + count == len(sequence.token_ids) + sequence.num_in_flight_samples
         return PlannedSequence(
             sequence.sequence_id,
             (0,) if is_pending else tuple(sequence.token_ids[start : start + count]),
@@ -268,8 +277,8 @@ class StepsInFlight:
             sequence.num_prompt_tokens,
             (self._sample_spec(sequence),) if is_sampled else (),
             self._steps[-1].rows[sequence.sequence_id] if is_pending else None,
-            *sequence.targets(start, count),
-            sequence.num_to_pool(start, count) if sequence.sampling.pooling else 0,
+            *(sequence.targets(start, count) if sampling.prompt_logprobs is not None else ((), 0)),
+            sequence.num_to_pool(start, count) if sampling.pooling else 0,
             sequence.adapter,
             0 if is_sampled else sequence.token_ids[start + count],
         )
@@ -297,8 +306,12 @@ class StepsInFlight:
         )
 
     def _sample_spec(self, sequence: EngineSequence) -> SampleSpec:
+        sampling = sequence.sampling
         position = len(sequence.token_ids) + sequence.num_in_flight_samples
-        banned = sequence.banned_token_ids()
+        banned = sequence.banned_token_ids() if sampling.min_tokens else ()
+        is_structured = sampling.structured_output is not None
+        if not (sequence.has_penalties or is_structured):
+            return SampleSpec(sampling, position, (), (), banned)
         prompt: tuple[int, ...] = ()
         output: tuple[int, ...] = ()
         age = self._num_plans + 1 - sequence.sampled_in_plan
@@ -306,10 +319,9 @@ class StepsInFlight:
         is_new = sequence.has_penalties and (never_sampled or age > 1)
         if is_new:
             prompt = tuple(sequence.token_ids[: sequence.num_prompt_tokens])
-        is_structured = sequence.sampling.structured_output is not None
         if is_new or (is_structured and (never_sampled or age > STRUCTURE_MEMORY_PLANS)):
             output = tuple(sequence.token_ids[sequence.num_prompt_tokens :])
-        return SampleSpec(sequence.sampling, position, prompt, output, banned)
+        return SampleSpec(sampling, position, prompt, output, banned)
 
 
 class UnsentBlocks:

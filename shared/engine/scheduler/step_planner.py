@@ -69,7 +69,7 @@ class StepPlanner:
         decodes: list[EngineSequence] = []
         prompts: list[EngineSequence] = []
         for sequence in self._sequences.running:
-            if sequence.ends_in_flight or (sequence.search and sequence.num_in_flight_samples):
+            if sequence.num_in_flight_samples and (sequence.ends_in_flight or sequence.search):
                 continue  # it ends, or which beams continue is not known yet
             num_unplanned = sequence.num_unplanned_tokens
             if num_unplanned == 1:
@@ -96,7 +96,7 @@ class StepPlanner:
             elif not self._swap.has_copies and self._awaits_guesses(self._speculator, planned, budget, room):
                 return self._wait_for_guesses()
         self._ends_s = begin_s + room.predicted_s()
-        sequences = [self._sequences[name] for name in planned]
+        sequences = self._sequences.of(planned)
         begins = self._speculator is not None and self._speculator.follows_steps
         copies = self._swap.take_copies()
         plan = self._in_flight.begin(list(planned.values()), sequences, copies, begins_guesses=begins)

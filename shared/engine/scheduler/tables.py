@@ -69,7 +69,8 @@ class BlockTables:
     def grow(self, sequence: EngineSequence, count: int) -> bool:
         """Blocks for `count` more computed tokens; False where the pool has too few."""
         num_tokens = sequence.num_computed_tokens + sequence.num_in_flight_tokens + count
-        return self._grow_to(sequence, -(-num_tokens // self._pool.block_size))
+        num_places = -(-num_tokens // self._pool.block_size)
+        return num_places <= len(sequence.block_ids) or self._grow_to(sequence, num_places)
 
     def grow_ahead(self, sequence: EngineSequence, count: int) -> bool:
         """As `grow`, for tokens that may be guessed and computed or not."""

@@ -182,8 +182,8 @@ def test_long_chunks_joined_from_parts_equal_the_formula(interpreted: Run, plan:
 
 
 def test_a_thread_prepares_every_shape_that_a_chunk_may_have(interpreted: Run) -> None:
-    interpreted(checks.check_prepared_shapes, max_tokens=70, unit=16)
-    interpreted(checks.check_prepared_shapes, max_tokens=48, unit=16)
+    interpreted(checks.check_prepared_shapes, max_tokens=18, unit=4)
+    interpreted(checks.check_prepared_shapes, max_tokens=12, unit=4)
 
 
 def test_chunks_past_a_length_are_left_alone(interpreted: Run) -> None:

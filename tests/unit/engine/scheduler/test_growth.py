@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from shared.engine.scheduler.blocks import MIN_OBSERVATIONS, WINDOW, GrowthReserve, OutputLengths
 from shared.engine.scheduler.scheduler import Scheduler, SchedulerConfig
 from shared.engine.scheduler.tables import GroupedTables
-from shared.engine.sequence import Goal
+from shared.engine.sequence import EngineSequence, Goal
 from shared.errors import Overloaded
 from shared.kv.groups import KVGroups
 from shared.kv.pool import BlockPool
@@ -19,6 +19,7 @@ from tests.unit.engine.builders import sequence
 
 BLOCK = 4
 QUANTILES = st.floats(0.01, 1)
+GOALS = st.sampled_from(Goal)
 
 
 @given(QUANTILES, st.lists(st.integers(1, 500), max_size=2 * WINDOW), st.integers(0, 600))
@@ -51,6 +52,30 @@ def test_before_enough_answers_ended_the_first_guess_stands():
     assert (observed.expected(0), observed.expected(100)) == (100, 101)
     observed.observe(3)
     assert (observed.expected(0), observed.expected(3)) == (3, 6)
+
+
+@given(
+    QUANTILES,
+    st.lists(st.integers(1, 60), max_size=20),
+    st.lists(
+        st.tuples(st.integers(1, 40), st.integers(0, 60), st.integers(1, 60), st.integers(0, 20), GOALS), max_size=8
+    ),
+)
+def test_the_reserve_of_several_is_the_sum_of_what_each_is_expected_to_take(quantile, lengths, holders):
+    reserve = GrowthReserve(KVGroups(BLOCK), quantile, 10)
+    for length in lengths:
+        reserve.ended(answered([2], length, 1, Goal.COMPLETION))
+    items = []
+    for prompt, produced, more, held, goal in holders:
+        items.append(answered([2] * prompt, produced, more, goal))
+        items[-1].block_ids = list(range(held))
+    assert reserve.num_blocks(items) == sum(reserve.of_newcomer(item, len(item.block_ids)) for item in items)
+
+
+def answered(prompt: list[int], produced: int, more: int, goal: Goal) -> EngineSequence:
+    item = sequence("a", prompt, max_tokens=produced + more, goal=goal)
+    item.token_ids += [5] * produced
+    return item
 
 
 @given(QUANTILES, st.integers(1, 40), st.integers(1, 40), st.integers(1, 400), st.integers(0, 20))

@@ -8,17 +8,16 @@ from random import Random
 
 import pytest
 
-from shared.engine.plan import SampledToken, StepPlan, StepResult, decode_work, step_work
+from shared.engine.plan import StepPlan, step_work
 from shared.engine.scheduler import step_planner
-from shared.engine.scheduler.scheduler import Scheduler, SchedulerConfig
+from shared.engine.scheduler.scheduler import SchedulerConfig
 from shared.engine.scheduler.step_planner import MOST_BEFORE_A_CHUNK, TRIES_EVERY
 from shared.engine.sequence import EngineSequence
 from shared.engine.speculation.drafter import Draft
 from shared.engine.speculation.speculator import Speculator
-from shared.kv.pool import BlockPool
-from shared.sizing.step_fit import StepTimeFit
 from shared.sizing.step_time import StepTimes
 from tests.unit.engine.builders import sequence
+from tests.unit.engine.scheduler.timed_engine import NEXT, TimedEngine, prompt
 
 APART = StepTimes(1e-3, 4e-3, 0.1e-3, 0.1e-3, 1e-6, 1e-7, overlap=0.0)
 """Products take their time beside the reading of weights, as on a CPU …"""
@@ -27,8 +26,6 @@ WITHIN = replace(APART, overlap=1.0)
 ROW_S = 0.4e-3
 """Of each guess."""
 TARGET_S = 0.010
-NEXT = 9
-"""Every token of every answer."""
 
 
 class Drafter:
@@ -53,46 +50,29 @@ class Drafter:
         pass
 
 
-class Engine:
-    """A scheduler whose steps take exactly what the model says, and `ROW_S` for each guess."""
+class Engine(TimedEngine):
+    """Four answers of which guesses are right by `chance`, once it is known what each guess costs."""
 
     def __init__(self, chance: float, times: StepTimes = APART) -> None:
-        self.times = times
-        self.now_s, self._rng = 0.0, Random(1)
-        fit = StepTimeFit(times)
-        fit.observe = lambda work, seconds: None  # predictions stay exact
+        self._rng = Random(1)
         self.drafter = Drafter(chance, self._rng)
         speculator = Speculator([self.drafter], processor_clock=lambda: self.now_s)
-        config = SchedulerConfig(64, 512, tpot_target_s=TARGET_S)
-        self.scheduler = Scheduler(BlockPool(6000, 16), config, lambda: self.now_s, fit, speculator=speculator)
-        self.answer("warm-up", 600)  # until what rows cost is known
+        super().__init__(SchedulerConfig(64, 512, tpot_target_s=TARGET_S), times, speculator, ROW_S)
+        self.answer("warm-up", 600)
         while self.scheduler.has_work:
             self.step()
         self.answer("a", 2000)
 
     def answer(self, name: str, num_tokens: int) -> None:
         for index in range(4):
-            self.scheduler.add(sequence(f"{name}{index}", self.prompt(50), max_tokens=num_tokens))
+            self.scheduler.add(sequence(f"{name}{index}", prompt(50, self._rng), max_tokens=num_tokens))
         self.step()
-
-    def prompt(self, length: int) -> list[int]:
-        return [self._rng.randint(10, 10_000) for _ in range(length)]
-
-    def step(self) -> StepPlan:
-        plan = self.scheduler.schedule()
-        only_decodes = all(item.is_decode for item in plan.sequences)
-        work = decode_work(plan.sequences) if only_decodes else step_work(plan)
-        seconds = self.times.step_s(work) + ROW_S * plan.num_guesses
-        self.now_s += seconds
-        count = sum(len(item.samples) for item in plan.sequences)
-        self.scheduler.apply(plan, StepResult((SampledToken(NEXT),) * count), seconds)
-        return plan
 
     def beside_prompts(self, num_steps: int = 400) -> Iterator[StepPlan]:
         """Steps while there is always a prompt that waits."""
         for index in range(num_steps):
             if not self.scheduler.sequences.num_waiting:
-                self.scheduler.add(sequence(f"p{index}", self.prompt(400), max_tokens=1))
+                self.scheduler.add(sequence(f"p{index}", prompt(400, self._rng), max_tokens=1))
             yield self.step()
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+import math
 from random import Random
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from shared.engine.plan import SampledToken, StepPlan, StepResult, step_work
+from shared.engine.scheduler.blocks import OutputLengths
 from shared.engine.scheduler.pacing import (
     AIM,
     BORROWED,
@@ -19,67 +18,34 @@ from shared.engine.scheduler.pacing import (
     LATE_SHARE,
     LEAST_AIM,
     LEAST_CHUNK,
+    LEAST_SHARE,
+    LENGTH_QUANTILE,
+    MEAN_STEPS,
+    SPENT_SHARE,
     Pacing,
     StepRoom,
 )  # fmt: skip
-from shared.engine.scheduler.scheduler import Scheduler, SchedulerConfig
-from shared.engine.sequence import EngineSequence
-from shared.kv.pool import BlockPool
+from shared.engine.scheduler.scheduler import SchedulerConfig
+from shared.engine.sequence import EngineSequence, Goal
 from shared.sizing.step_fit import StepTimeFit
 from shared.sizing.step_time import StepTimes, StepWork
 from tests.unit.engine.builders import sequence
+from tests.unit.engine.scheduler.timed_engine import TimedEngine, prompt
 
 TIMES = StepTimes(2e-3, 4e-3, 0.25e-3, 0.1e-3, 1e-6, 1e-7, overlap=0.9)
 BUDGET = 512
 
 
-@dataclass
-class Ran:
-    """A step, as it was."""
-
-    work: StepWork
-    seconds: float
-    slack_s: float | None
-    """The least, before it."""
+def engine_of(target_s: float, gap_s: float = 0.0) -> TimedEngine:
+    return TimedEngine(SchedulerConfig(64, BUDGET, tpot_target_s=target_s, itl_target_s=gap_s), TIMES)
 
 
-@dataclass
-class Engine:
-    """A scheduler, and a clock that its steps move by exactly what the model says."""
-
-    target_s: float
-    gap_s: float = 0.0
-    times: StepTimes = TIMES
-    now_s: float = 0.0
-    ran: list[Ran] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        config = SchedulerConfig(64, BUDGET, tpot_target_s=self.target_s, itl_target_s=self.gap_s)
-        fit = StepTimeFit(self.times)
-        fit.observe = lambda work, seconds: None  # predictions stay exact
-        self.scheduler = Scheduler(BlockPool(6000, 16), config, lambda: self.now_s, fit)
-
-    def step(self) -> StepPlan:
-        scheduler = self.scheduler
-        slack_s, plan = scheduler.least_slack_s(scheduler.sequences.decoding), scheduler.schedule()
-        work = step_work(plan)
-        seconds = self.times.step_s(work)
-        self.now_s += seconds
-        count = sum(len(item.samples) for item in plan.sequences)
-        scheduler.apply(plan, StepResult((SampledToken(9),) * count), seconds)
-        self.ran.append(Ran(work, seconds, slack_s))
-        return plan
-
-    def until_idle(self, most: int = 20_000) -> Iterator[StepPlan]:
-        for _ in range(most):
-            if not self.scheduler.has_work:
-                return
-            yield self.step()
-        pytest.fail("a sequence never ended")
-
-
-def prompt(length: int, rng: Random) -> list[int]:
-    return [rng.randint(2, 10_000) for _ in range(length)]
+def answer(num_tokens, num_more, num_unpaced, began_s, in_flight, goal) -> EngineSequence:
+    item = sequence("c", [2, 3], max_tokens=num_tokens + num_more, goal=goal)
+    item.token_ids += [5] * num_tokens
+    item.paced_from_s, item.num_unpaced_tokens = began_s, min(num_unpaced, num_tokens)
+    item.num_in_flight_samples = in_flight
+    return item
 
 
 @given(
@@ -91,7 +57,7 @@ def prompt(length: int, rng: Random) -> list[int]:
 def test_no_answer_starves_chunks_always_progress_and_no_step_is_longer_than_the_greatest_gap(
     seed, target_s, gap_s, num_answers, num_prompts
 ):
-    rng, engine = Random(seed), Engine(target_s, gap_s)
+    rng, engine = Random(seed), engine_of(target_s, gap_s)
     for index in range(num_answers):
         engine.scheduler.add(sequence(f"a{index}", prompt(rng.randint(4, 200), rng), max_tokens=rng.randint(5, 120)))
     for _ in range(rng.randint(1, 30)):
@@ -120,7 +86,7 @@ def test_no_answer_starves_chunks_always_progress_and_no_step_is_longer_than_the
 
 def test_an_answer_meets_its_target_in_the_mean_beside_a_stream_of_long_prompts():
     """The target is twice a decode step: the rest of the time is the prompts'."""
-    rng, engine = Random(1), Engine(target_s=0.020)
+    rng, engine = Random(1), engine_of(target_s=0.020)
     engine.scheduler.add(sequence("a", prompt(100, rng), max_tokens=400))
     engine.step()
     begin_s, count = engine.now_s, 0
@@ -140,7 +106,7 @@ def test_slack_that_was_earned_makes_the_next_chunk_larger():
     rng = Random(2)
     chunks = []
     for num_steps in (1, 40):
-        engine = Engine(target_s=0.020, gap_s=0.2)
+        engine = engine_of(target_s=0.020, gap_s=0.2)
         engine.scheduler.add(sequence("a", prompt(100, rng), max_tokens=400))
         for _ in range(num_steps + 1):
             engine.step()
@@ -153,7 +119,7 @@ def test_slack_that_was_earned_makes_the_next_chunk_larger():
 def test_without_answers_or_without_a_target_a_chunk_has_the_whole_budget():
     rng = Random(3)
     for target_s, has_answer in ((0.010, False), (0.0, True)):
-        engine = Engine(target_s)
+        engine = engine_of(target_s)
         if has_answer:
             engine.scheduler.add(sequence("a", prompt(10, rng), max_tokens=50))
             engine.step()
@@ -165,10 +131,10 @@ def test_an_answer_that_waited_without_blocks_is_in_time_again_when_it_continues
     pacing, item = Pacing(0.010, fit=StepTimeFit(TIMES)), sequence("a", [2, 3], max_tokens=9)
     item.token_ids += [4, 5]
     pacing.began(item, 100.0)
-    assert pacing.slack_s(item, 100.0) == 0.0
+    slow, decoding = StepWork(1, 100_000), StepWork(1, 64)  # in steps that slow an answer earns nothing
+    assert pacing.least_slack_s([item], slow, 100.0) == 0.0
     item.token_ids += [6, 6, 6]
-    assert pacing.slack_s(item, 100.004) == pytest.approx(3 * AIM * 0.010 - 0.004)
-    decoding = StepWork(1, 64)
+    assert pacing.least_slack_s([item], slow, 100.004) == pytest.approx(3 * AIM * 0.010 - 0.004)
     owed_s = BORROWED * 3 * (AIM * 0.010 - TIMES.step_s(decoding))  # four of its nine are left, and one is the next
     assert pacing.least_slack_s([item], decoding, 100.004) == pytest.approx(3 * AIM * 0.010 - 0.004 + owed_s)
     assert Pacing(0.0).least_slack_s([item], decoding, 100.004) is None
@@ -241,6 +207,60 @@ def test_an_answer_that_misses_its_target_whatever_comes_stops_no_prompt():
     assert pacing.step_limit_s([item], 10.0, 0.020) == 0.025, "a gap that is set holds"
 
 
+ANSWERS = st.builds(
+    answer,
+    num_tokens=st.integers(0, 60), num_more=st.integers(1, 60), num_unpaced=st.integers(0, 5),
+    began_s=st.none() | st.floats(-1.0, 1.0), in_flight=st.integers(0, 1), goal=st.sampled_from(Goal),
+)  # fmt: skip
+
+
+@given(
+    st.lists(ANSWERS, max_size=12), st.lists(st.integers(1, 80), max_size=20),
+    st.lists(st.floats(1e-3, 0.02), max_size=3), st.floats(1e-3, 0.02), st.floats(-0.2, 2.0),
+)  # fmt: skip
+def test_the_least_slack_is_the_least_of_what_each_answer_has_and_may_owe(answers, lengths, steps_s, decode_s, at_s):
+    """Beside the formula of each answer by itself, whatever order the others are looked at in."""
+    pacing = Pacing(0.010, fit=StepTimeFit(StepTimes(decode_s, 0.0, 0.0, 0.0, 0.0, 0.0)))
+    for length in lengths:
+        pacing.ended(ended(length), 0.0)
+    for step_s in steps_s:
+        pacing.measured(StepWork(1, 10), step_s)
+    due_s = pacing.aim * 0.010
+    expected = OutputLengths(LENGTH_QUANTILE, FIRST_LENGTH)
+    for length in lengths:
+        expected.observe(length)
+    mean_s = steps_s[0] if steps_s else decode_s
+    for step_s in steps_s[1:]:
+        mean_s += (step_s - mean_s) / MEAN_STEPS
+
+    def slack_s(item: EngineSequence, in_flight: int) -> float:
+        num_paced = item.num_output_tokens + in_flight - item.num_unpaced_tokens
+        return item.paced_from_s + num_paced * due_s - at_s
+
+    def num_left(item: EngineSequence, in_flight: int) -> int:
+        num_tokens = item.num_output_tokens + in_flight
+        most = item.max_tokens_total - item.num_prompt_tokens
+        return max(0, min(expected.expected(num_tokens), most) - num_tokens - 1)
+
+    def with_owed_s(item: EngineSequence, in_flight: int) -> float:
+        return slack_s(item, in_flight) + BORROWED * num_left(item, in_flight) * max(0.0, due_s - mean_s)
+
+    def misses(item: EngineSequence) -> bool:
+        in_flight = item.num_in_flight_samples
+        num_paced = item.num_output_tokens + in_flight - item.num_unpaced_tokens
+        behind_s = -slack_s(item, in_flight) - num_paced * (0.010 - due_s)
+        return slack_s(item, in_flight) <= 0 and behind_s > (num_left(item, in_flight) + 1) * max(0.0, 0.010 - decode_s)
+
+    paced = [item for item in answers if item.goal is Goal.COMPLETION and item.paced_from_s is not None]
+    least = min((with_owed_s(item, 0) for item in paced), default=None)
+    assert pacing.least_slack_s(answers, StepWork(1, 0), at_s) == least
+    borne = [with_owed_s(item, item.num_in_flight_samples) for item in paced if not misses(item)]
+    least = min(borne, default=math.inf)
+    spent = SPENT_SHARE * least if least > 0 else least
+    limit = min(GAP_TARGETS * max(0.010, decode_s), max(LEAST_SHARE * 0.010, due_s + spent)) if paced else math.inf
+    assert pacing.step_limit_s(answers, at_s, decode_s) == limit
+
+
 def ended(num_tokens: int) -> EngineSequence:
     found = sequence("b", [2, 3], max_tokens=1000)
     found.token_ids += [5] * num_tokens
@@ -259,7 +279,7 @@ def test_a_steps_first_prompt_has_some_tokens_whatever_time_is_left_and_the_seco
 
 
 def test_a_target_that_comes_later_bounds_chunks_and_the_batch_and_0_ends_that():
-    rng, engine = Random(4), Engine(0.0)
+    rng, engine = Random(4), engine_of(0.0)
     engine.scheduler.add(sequence("a", prompt(10, rng), max_tokens=90))
     engine.step()
     engine.scheduler.add(sequence("p", prompt(4000, rng), max_tokens=1))

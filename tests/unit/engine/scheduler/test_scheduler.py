@@ -65,16 +65,16 @@ def test_a_repeated_prompt_computes_only_what_follows_its_last_full_block():
 def test_what_the_pool_has_of_a_waiting_prompt_is_not_counted_as_queued():
     s = scheduler()
     s.add(sequence("a", list(range(2, 12)), max_tokens=1))
-    assert (s.sequences.num_queued_tokens, s.sequences.num_queued_pairs) == (10, chunk_pairs(10, 0))
+    assert (s.sequences.work.num_queued_tokens, s.sequences.work.num_queued_pairs) == (10, chunk_pairs(10, 0))
     while s.has_work:
         step(s)
     again = sequence("b", list(range(2, 14)))
     s.add(again)
     assert again.num_computed_tokens == 0  # it holds nothing yet
-    assert (s.sequences.num_queued_tokens, s.sequences.num_queued_pairs) == (4, chunk_pairs(4, 8))
+    assert (s.sequences.work.num_queued_tokens, s.sequences.work.num_queued_pairs) == (4, chunk_pairs(4, 8))
     s.pool.clear_cache()  # what was counted on may go
     step(s)
-    assert (s.sequences.num_queued_tokens, s.sequences.num_queued_pairs) == (4, chunk_pairs(4, 8))
+    assert (s.sequences.work.num_queued_tokens, s.sequences.work.num_queued_pairs) == (4, chunk_pairs(4, 8))
     assert again.num_cached_tokens == 0
 
 

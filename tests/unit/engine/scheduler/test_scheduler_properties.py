@@ -13,12 +13,14 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 from shared.engine.plan import NoToken, SampledToken, StepPlan, StepResult
 from shared.engine.sampling_params import MOST_GUESSES
 from shared.engine.scheduler.scheduler import Scheduler, SchedulerConfig
+from shared.engine.scheduler.sequence_table import OpenWork
 from shared.engine.sequence import Goal, Status
 from shared.engine.speculation.ngram import NgramDrafter
 from shared.engine.speculation.speculator import Speculator
 from shared.errors import Overloaded
 from shared.kv.groups import NO_BLOCK, KVGroups
 from shared.kv.pool import BlockPool
+from shared.sizing.step_time import StepWork, chunk_pairs
 from tests.unit.engine.block_memory import BlockMemory
 from tests.unit.engine.builders import sequence
 from tests.unit.engine.speculation.drafters import HostileDrafter
@@ -239,6 +241,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         if not hasattr(self, "scheduler"):
             return
         self.scheduler.check_integrity()
+        self.check_work()
         for item in self.live.values():
             if item.status is Status.RUNNING and not item.num_in_flight_tokens:
                 self.check_windows(item)
@@ -250,6 +253,22 @@ class SchedulerMachine(RuleBasedStateMachine):
             if item.status is Status.FINISHED:
                 assert not item.block_ids or item.num_in_flight_tokens > 0
                 del self.live[item.sequence_id]
+
+    def check_work(self) -> None:
+        """Load reports have what is to be computed of each sequence."""
+        live = [item for item in self.live.values() if item.status is not Status.FINISHED]
+        decodes = [item for item in live if item.status is Status.RUNNING and item.num_uncomputed_tokens == 1]
+        prompts = [item for item in live if item not in decodes and item.status is not Status.RECEIVING]
+        promised = [item for item in live if item not in decodes and item.goal is Goal.COMPLETION]
+        waiting = [item.num_missing_tokens for item in prompts if item.status is Status.WAITING]
+        partly = [item.num_uncomputed_tokens for item in prompts if item.status is Status.RUNNING]
+        missing = [item for item in prompts if item.num_missing_tokens > 1]
+        assert self.scheduler.sequences.work == OpenWork(
+            sum(waiting) + sum(partly),
+            sum(chunk_pairs(item.num_missing_tokens, item.num_tokens - item.num_missing_tokens) for item in missing),
+            StepWork(len(decodes), sum(item.num_tokens for item in decodes)),
+            StepWork(len(promised), sum(item.num_tokens for item in promised)),
+        )
 
     def check_windows(self, item) -> None:
         """No block stays behind what the newest token sees; only guesses that were wrong leave blocks far ahead."""

@@ -29,14 +29,14 @@ def table() -> SequenceTable:
 
 
 def test_queued_tokens_are_those_of_prompts_not_the_next_ones(table: SequenceTable) -> None:
-    assert table.num_queued_tokens == 15
+    assert table.work.num_queued_tokens == 15
     table["w"].num_computed_tokens = 4
     table["w"].host_slots = [0]
-    assert table.num_queued_tokens == 15 - (5 - table["w"].num_uncomputed_tokens) - table["w"].num_host_tokens
+    assert table.work.num_queued_tokens == 15 - (5 - table["w"].num_uncomputed_tokens) - table["w"].num_host_tokens
     table["r"].num_computed_tokens = 4  # one token left: it decodes
-    assert table.num_queued_tokens == 5 + table["w"].num_uncomputed_tokens - table["w"].num_host_tokens
+    assert table.work.num_queued_tokens == 5 + table["w"].num_uncomputed_tokens - table["w"].num_host_tokens
     table["s"].num_computed_tokens = 3
-    assert table.num_queued_tokens == 2 + table["w"].num_uncomputed_tokens - table["w"].num_host_tokens
+    assert table.work.num_queued_tokens == 2 + table["w"].num_uncomputed_tokens - table["w"].num_host_tokens
 
 
 def test_running_ones_stand_by_arrival_and_preempted_ones_before_the_rest(table: SequenceTable) -> None:

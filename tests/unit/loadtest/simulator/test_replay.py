@@ -9,15 +9,19 @@ from pathlib import Path
 
 import pytest
 
+from loadtest.records import Failure, FailureCause, RequestRecord
+from loadtest.results import REQUESTS, write_requests
 from loadtest.rig.command_line import call
 from loadtest.simulator.outcome import Targets
 from loadtest.simulator.replay import recorded, replay
 from loadtest.simulator.simulation import Setup, play, two_pools
 from loadtest.simulator.tandem_router import TandemConfig
+from loadtest.slo import Slo
 from loadtest.workloads.trace import TraceRequest
 from services.router.placement.settings import PlacementSettings
 from shared.errors import ConfigError
 from shared.sizing.step_time import StepTimes
+from tests.unit.loadtest.factories import answered
 from tests.unit.loadtest.simulator.setups import spec
 
 TIMES = StepTimes(fixed_s=0.01, read_s=0.02, token_s=1e-4, sequence_s=1e-4, kv_s=1e-6, attention_s=1e-8)
@@ -29,22 +33,15 @@ def load_test(folder: Path, slower: float = 1.0) -> None:
     worker = spec(2000, block_size=16, times=TIMES, max_num_batched_tokens=512, max_num_seqs=64, output_quantile=0.75)
     config = TandemConfig(ttft_target_s=math.inf, placement=PlacementSettings().config(2048))
     played = play(trace, 1.0, "static", Setup(two_pools(1, 1, worker), Targets(1e9, 1e9), tandem=config))
-    rows = [
-        {
-            "sent_s": one.at_s,
-            "num_prompt_tokens": one.num_prompt_tokens,
-            "max_tokens": one.num_output_tokens,
-            "token_times_s": [
-                one.at_s + slower * one.ttft_s,
-                one.at_s + slower * (one.finished_s - one.at_s),
-            ],
-            "failure": None,
-        }
-        for one in played
-    ]
-    rows.append({**rows[0], "sent_s": None, "failure": {"cause": "interrupted"}})
+    records = []
+    for one in played:
+        times_s = [one.at_s + slower * one.ttft_s, one.at_s + slower * (one.finished_s - one.at_s)]
+        record = answered(one.number, sent_s=one.at_s, times_s=times_s, counts=[1, one.num_output_tokens - 1])
+        record.num_prompt_tokens = one.num_prompt_tokens
+        records.append(record)
+    records.append(RequestRecord(len(played), "never-sent", 50, 2, failure=Failure(FailureCause.INTERRUPTED, "")))
     folder.mkdir()
-    (folder / "requests.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_requests(folder / REQUESTS, records)
 
 
 @pytest.mark.parametrize("slower", [1.0, 1.25])
@@ -62,7 +59,7 @@ def test_the_ratio_says_how_far_the_simulation_is_off(tmp_path, slower, capsys):
 
 def test_with_a_target_the_shares_in_time_are_compared(tmp_path):
     load_test(tmp_path / "run", slower=1.25)
-    in_time = recorded(tmp_path / "run", Targets(0.07, math.inf)).num_in_time
+    in_time = recorded(tmp_path / "run", Slo(0.07)).num_in_time
     assert 20 < in_time < 40
     steps, out = tmp_path / "steps.json", tmp_path / "out.json"
     steps.write_text(json.dumps({"step_times": asdict(TIMES)}))
@@ -73,8 +70,10 @@ def test_with_a_target_the_shares_in_time_are_compared(tmp_path):
 
 def test_a_folder_without_answers_is_refused(tmp_path):
     with pytest.raises(ConfigError) as wrong:
-        recorded(tmp_path, Targets(1.0, 1.0))
+        recorded(tmp_path)
     assert wrong.value.field == "run"
-    (tmp_path / "requests.jsonl").write_text("")
-    with pytest.raises(ConfigError):
-        recorded(tmp_path, Targets(1.0, 1.0))
+    for text in ("", "{}\n", "no JSON\n"):
+        (tmp_path / REQUESTS).write_text(text)
+        with pytest.raises(ConfigError) as wrong:
+            recorded(tmp_path)
+        assert wrong.value.field == "run"

@@ -225,7 +225,7 @@ def test_answers_leave_once_two_decisions_say_so_where_each_displaces_more_promp
     controller, views, now_s = SplitController(TPOT_S), fleet(size), 0.0
     unwanted: list[frozenset[str]] = [frozenset()] * 100
     for prompt, output, rate in phases:
-        for _ in range(8):
+        for _ in range(5):
             for n in range(10):
                 controller.demand.arrived(Work.of(prompt, 0), prompt, now_s + n / rate)
                 controller.demand.begin().ended(output)

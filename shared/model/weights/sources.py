@@ -30,6 +30,8 @@ _PACKED_ENDS = (
     ".weight_packed", ".qweight", ".weight_scale", ".weight_scale_inv", ".weight_zero_point", ".weight_g_idx",
     ".weight_shape", ".qzeros", ".scales", ".g_idx",
 )  # fmt: skip
+_BESIDE_CODES = ("weight_scale", "weight_scale_inv", "weight.absmax")
+"""What says that a plain-looking tensor holds codes."""
 
 
 class WeightSource(Protocol):
@@ -190,7 +192,7 @@ def _modules(sources: Mapping[str, WeightSource]) -> Iterable[tuple[str, WeightS
 def _is_packed(module: str, entries: Mapping[str, TensorEntry]) -> bool:
     plain = entries.get(f"{module}.weight")
     if plain is not None:
-        return plain.dtype not in DENSE or any(f"{module}.weight_{end}" in entries for end in ("scale", "scale_inv"))
+        return plain.dtype not in DENSE or any(f"{module}.{end}" in entries for end in _BESIDE_CODES)
     return any(f"{module}{end}" in entries for end in _PACKED_ENDS)
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import math
-from collections.abc import Iterator, Sequence
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, TextIO
 
 import numpy as np
 
@@ -16,6 +18,8 @@ from shared.errors import ConfigError
 
 BLOCK_LEN = 512
 """Prompt tokens that one hash id stands for, where a trace does not say another number."""
+PACKED = ".gz"
+"""End of the name of a trace that is packed by gzip."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,16 +118,19 @@ def trace_error(path: Path, line: int, problem: str) -> ConfigError:
 
 
 def open_trace(path: Path) -> Iterator[tuple[int, str]]:
-    """The file's lines that are not blank, with their numbers from 1; raises ConfigError (`workload`)."""
+    """A file's lines that are not blank, with their numbers from 1; it may be packed by gzip. Raises ConfigError
+    (`workload`)."""
+    opened: Callable[..., TextIO] = gzip.open if path.suffix == PACKED else open
     try:
-        with path.open(encoding="utf-8", newline="") as file:
+        with opened(path, "rt", encoding="utf-8-sig", newline="") as file:
             for number, line in enumerate(file, start=1):
                 if line.strip():
                     yield number, line
-    except OSError as error:
-        raise ConfigError(f"cannot read the trace {path}: {error.strerror}", field="workload") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"the trace {path} is not UTF-8 text: {error.reason}", field="workload") from error
+    except (OSError, EOFError, zlib.error) as error:
+        problem = getattr(error, "strerror", None) or error
+        raise ConfigError(f"cannot read the trace {path}: {problem}", field="workload") from error
 
 
 def slice_requests(lines: Iterator[TraceRequest], part: TraceSlice) -> list[TraceRequest]:

@@ -13,6 +13,7 @@ from typing import ClassVar, TextIO
 import numpy as np
 
 from loadtest.workloads.conversation import Conversation, Turn
+from loadtest.workloads.lengths import MAX_LEN
 from loadtest.workloads.tokens import Span
 from shared.errors import ConfigError
 
@@ -83,6 +84,18 @@ class Replay:
             raise ConfigError(f"scale_output must be at least 1, got {self.scale_output}", field="scale_output")
         if not self.requests:
             raise ConfigError("the slice of the trace has no requests", field="slice")
+        longest_prompt = max(one.num_prompt_tokens for one in self.requests)
+        longest_answer = max(one.num_output_tokens for one in self.requests)
+        for field, longest, scale in (
+            ("scale", longest_prompt, self.scale),
+            ("scale_output", longest_answer, self.scale_output),
+        ):
+            if longest > MAX_LEN * scale:
+                raise ConfigError(
+                    f"the trace's longest {'prompt' if field == 'scale' else 'answer'} has {longest} tokens; divided by "
+                    f"{field} {scale}, lengths go up to {MAX_LEN}",
+                    field=field,
+                )
 
     @property
     def scaled_block_len(self) -> int:

@@ -84,18 +84,8 @@ class Replay:
             raise ConfigError(f"scale_output must be at least 1, got {self.scale_output}", field="scale_output")
         if not self.requests:
             raise ConfigError("the slice of the trace has no requests", field="slice")
-        longest_prompt = max(one.num_prompt_tokens for one in self.requests)
-        longest_answer = max(one.num_output_tokens for one in self.requests)
-        for field, longest, scale in (
-            ("scale", longest_prompt, self.scale),
-            ("scale_output", longest_answer, self.scale_output),
-        ):
-            if longest > MAX_LEN * scale:
-                raise ConfigError(
-                    f"the trace's longest {'prompt' if field == 'scale' else 'answer'} has {longest} tokens; divided by "
-                    f"{field} {scale}, lengths go up to {MAX_LEN}",
-                    field=field,
-                )
+        _check_longest("prompt", max(one.num_prompt_tokens for one in self.requests), "scale", self.scale)
+        _check_longest("answer", max(one.num_output_tokens for one in self.requests), "scale_output", self.scale_output)
 
     @property
     def scaled_block_len(self) -> int:
@@ -123,6 +113,14 @@ class Replay:
         for hash_id in request.hash_ids:
             yield Span(f"block/{hash_id}", min(num_left, self.scaled_block_len))
             num_left -= self.scaled_block_len
+
+
+def _check_longest(what: str, num_tokens: int, field: str, scale: int) -> None:
+    if num_tokens > MAX_LEN * scale:
+        raise ConfigError(
+            f"the trace's longest {what} has {num_tokens} tokens; with {field} {scale} at most {MAX_LEN * scale} fit",
+            field=field,
+        )
 
 
 def trace_error(path: Path, line: int, problem: str) -> ConfigError:

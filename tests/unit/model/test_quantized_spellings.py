@@ -126,7 +126,8 @@ def test_scales_of_the_cache_alone_leave_a_plain_model(tmp_path):
     write_random_checkpoint(tmp_path / "source", **SIZES)
     config = json.loads((tmp_path / "source" / "config.json").read_text())
     plain = {"quant_method": "compressed-tensors", "format": "dense", "config_groups": {}, "kv_cache_scheme": {}}
-    scales = {f"model.layers.0.self_attn.{kind}_scale": torch.ones(2, 1, 1) for kind in "kv"}
+    names = ("k_scale", "v_scale", "kv_scale", "k_proj.output_scale", "v_proj.output_zero_point", "k_zero_point")
+    scales = {f"model.layers.0.self_attn.{name}": torch.ones(2, 1, 1) for name in names}
     tensors = load_file(tmp_path / "source" / "model.safetensors")
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text(json.dumps({**config, "quantization_config": plain}))

@@ -18,7 +18,7 @@ from tandem.answer import Answer, Delta
 from tandem.caller import Answers, Caller
 from tandem.connection import ChannelOptions
 from tandem.conversation import Conversation
-from tandem.failures import RouterLost, nothing_listens, typed
+from tandem.failures import RouterLost, no_router, typed
 from tandem.options import Options, Prompt, metadata_of, warm_request
 
 R = TypeVar("R")
@@ -116,11 +116,12 @@ class TandemClient(Caller[grpc.Channel]):
                 failure = typed(error, target, answered=False)
                 if not isinstance(failure, RouterLost):
                     raise failure from error
+                last = failure
                 self._targets.failed(target)
             else:
                 self._targets.answered()
                 return answer
-        raise nothing_listens(self._targets.all)
+        raise no_router(self._targets.all, last)
 
 
 class AnswerStream(Answers):

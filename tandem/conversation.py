@@ -12,7 +12,7 @@ from typing import NamedTuple
 from shared.errors import DeadlineExceeded, Draining, Overloaded, QuotaExceeded, TandemError
 from shared.rpc.pb.tandem.v1 import inference_pb2
 from tandem.answer import Answer, Delta
-from tandem.failures import RouterLost, nothing_listens
+from tandem.failures import RouterLost, no_router
 from tandem.targets import Targets, pause_s
 
 
@@ -113,9 +113,9 @@ class Conversation:
         pause = pause_s(self._num_failures, self._rng)
         if not _is_refusal(error):
             self._targets.failed(self._target)
-            nowhere = isinstance(error, RouterLost) and not self._targets.has_answered
-            if nowhere and self._num_failures >= len(self._targets.all):
-                raise nothing_listens(self._targets.all)
+            all_failed = not self._targets.has_answered and self._num_failures >= len(self._targets.all)
+            if isinstance(error, RouterLost) and all_failed:
+                raise no_router(self._targets.all, error)
         elif isinstance(retry_after_s := error.details.get("retry_after_s"), float):
             pause = max(pause, retry_after_s)
         if now + pause - self._failing_since > self._retry_for_s:

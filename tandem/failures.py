@@ -18,9 +18,15 @@ class RouterLost(WorkerLost):
     code = "router_lost"
 
 
-def nothing_listens(targets: Sequence[str]) -> RouterLost:
-    """No router has ever answered: more likely a wrong address than a fault."""
-    return RouterLost(f"nothing listens at {', '.join(targets)}: start a cluster with `tandem serve`")
+_REFUSED = "Connection refused"
+"""In gRPC's words of a port that is closed."""
+
+
+def no_router(targets: Sequence[str], last: RouterLost) -> RouterLost:
+    """No router has ever answered: more likely a wrong address than a fault. `last`: what the last call ended with."""
+    if _REFUSED in str(last):
+        return RouterLost(f"nothing listens at {', '.join(targets)}: start a cluster with `tandem serve`")
+    return RouterLost(f"{last}; is it a router's gRPC address, and do both sides speak TLS, or none?")
 
 
 def typed(error: grpc.RpcError, target: str, *, answered: bool) -> TandemError:

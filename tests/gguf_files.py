@@ -18,7 +18,7 @@ NAMES = {
     "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm", "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
 }  # fmt: skip
-NUMBERS = {"F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 8, "Q4_K": 12, "Q6_K": 14}
+NUMBERS = {"F32": 0, "F16": 1, "Q4_0": 2, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8, "Q4_K": 12, "Q6_K": 14}
 
 
 def text(value: str) -> bytes:
@@ -64,9 +64,10 @@ def half(number: float) -> tuple[bytes, float]:
 def packed(kind: str, weight: Tensor) -> tuple[bytes, Tensor]:
     """(blocks of rows, the weight that they stand for)."""
     raw, opened = b"", []
-    size = {"Q8_0": 32, "Q4_0": 32, "Q4_K": 256, "Q6_K": 256}[kind]
+    make = {"Q8_0": _q8_0, "Q4_0": _q4_0, "Q5_0": _q5_0, "Q5_1": _q5_1, "Q4_K": _q4_k, "Q6_K": _q6_k}[kind]
+    size = 256 if kind.endswith("K") else 32
     for block in weight.reshape(-1, size):
-        made, numbers = {"Q8_0": _q8_0, "Q4_0": _q4_0, "Q4_K": _q4_k, "Q6_K": _q6_k}[kind](block)
+        made, numbers = make(block)
         raw += made
         opened.append(numbers)
     return raw, torch.tensor(opened, dtype=torch.float32).view(weight.shape)
@@ -83,6 +84,23 @@ def _q4_0(block: Tensor) -> tuple[bytes, list[float]]:
     codes = ((block / scale).round() + 8).clamp(0, 15).int().tolist()
     pairs = bytes(codes[i] | codes[i + 16] << 4 for i in range(16))
     return raw + pairs, [scale * (code - 8) for code in codes]
+
+
+def _bits_of_5(codes: list[int]) -> bytes:
+    highest = sum((code >> 4) << i for i, code in enumerate(codes))
+    return struct.pack("<I", highest) + bytes(codes[i] & 15 | (codes[i + 16] & 15) << 4 for i in range(16))
+
+
+def _q5_0(block: Tensor) -> tuple[bytes, list[float]]:
+    raw, scale = half(float(block.abs().max()) / 15)
+    codes = ((block / scale).round() + 16).clamp(0, 31).int().tolist()
+    return raw + _bits_of_5(codes), [scale * (code - 16) for code in codes]
+
+
+def _q5_1(block: Tensor) -> tuple[bytes, list[float]]:
+    (raw, scale), (raw_low, low) = half(float(block.max() - block.min()) / 31), half(float(block.min()))
+    codes = ((block - low) / scale).round().clamp(0, 31).int().tolist()
+    return raw + raw_low + _bits_of_5(codes), [scale * code + low for code in codes]
 
 
 def _q4_k(block: Tensor) -> tuple[bytes, list[float]]:

@@ -150,7 +150,7 @@ def simulate_trace(
     worker: WorkerOptions,
     fleet: FleetOptions,
     placement: PlacementOptions,
-    trace: Annotated[Path | None, Option("Mooncake's JSON lines, or Azure's CSV")] = None,
+    trace: Annotated[Path | None, Option("Mooncake's JSON lines, or Azure's CSV; also .gz")] = None,
     workload: Annotated[str, Option(f"in place of a trace: {', '.join(WORKLOADS)}")] = "",
     requests: Annotated[int, Option("of the workload", at_least=1)] = 2000,
     poisson_arrivals: Annotated[bool, Option("in place of the trace's times", name="poisson")] = False,
@@ -288,6 +288,8 @@ def _requests(
     found = slice_requests(iter(read_trace(trace)), parse_slice(part))
     if not found:
         raise ConfigError("the slice of the trace has no requests", field="slice")
+    if found[0].at_s == found[-1].at_s:
+        raise ConfigError("all requests of the slice have the same time: it has no rate", field="slice")
     return poisson(found, seed) if poisson_arrivals else found
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from loadtest.workloads.azure import read_azure
 from loadtest.workloads.lengths import Lengths, LogNormal
 from loadtest.workloads.mooncake import read_mooncake
-from loadtest.workloads.trace import TraceRequest
+from loadtest.workloads.trace import PACKED, TraceRequest
 
 SPREAD = 0.4
 """Standard deviation of the logarithm of a named workload's lengths."""
@@ -42,8 +42,8 @@ WORKLOADS = {
 
 
 def read_trace(path: Path) -> list[TraceRequest]:
-    """Azure's where the name ends in .csv, else Mooncake's; raises ConfigError with the line's number."""
-    return list(read_azure(path) if path.suffix == ".csv" else read_mooncake(path))
+    """Azure's where the name ends in .csv or .csv.gz, else Mooncake's; raises ConfigError with the line's number."""
+    return list(read_azure(path) if path.name.removesuffix(PACKED).endswith(".csv") else read_mooncake(path))
 
 
 def mean_rate(requests: Sequence[TraceRequest]) -> float:

@@ -87,6 +87,7 @@ def play(
 ) -> list[SimRequest]:
     """The requests with their results. `adapters`: of each request, empty names for the base model; none: of none.
     `workers` gets the workers by name, for what is to be read from them afterwards."""
+    _check_room(trace, setup)
     block_size = setup.worker.block_size
     if trace[0].hash_ids and trace[0].block_len % block_size:
         raise ConfigError(
@@ -122,7 +123,6 @@ def play(
     requests = from_trace(trace, speedup, world.index)
     for request, adapter in zip(requests, adapters, strict=bool(adapters)):
         request.adapter = adapter
-    _check_room(requests, setup)
     rng, edge = random.Random(setup.seed), random.Random(f"{setup.seed}/edge")
     for request in requests:
         world.clock.at(
@@ -141,7 +141,7 @@ def play(
     return requests
 
 
-def _check_room(requests: Sequence[SimRequest], setup: Setup) -> None:
+def _check_room(requests: Sequence[TraceRequest], setup: Setup) -> None:
     """Raises ConfigError for a request that fills more than a whole worker: a real one refuses it."""
     longest = max(request.num_prompt_tokens + request.num_output_tokens for request in requests)
     room = min(group.worker.num_blocks * group.worker.block_size for group in setup.groups)

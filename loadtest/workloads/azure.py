@@ -15,6 +15,7 @@ HEADER = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 _MOST_DIGITS = 15
 _SHOWN = 40
 """Characters of a wrong cell that the error has."""
+_LINE_SHOWN = 80
 
 
 def read_azure(path: Path) -> Iterator[TraceRequest]:
@@ -22,7 +23,8 @@ def read_azure(path: Path) -> Iterator[TraceRequest]:
     lines = open_trace(path)
     number, line = next(lines, (1, ""))
     if tuple(cell.strip() for cell in _cells(line, path, number)) != HEADER:
-        raise trace_error(path, number, f"expected the header {','.join(HEADER)}")
+        found = line.strip()[:_LINE_SHOWN]
+        raise trace_error(path, number, f"expected the header {','.join(HEADER)}, got {found!r}")
     first: datetime | None = None
     last_s = -math.inf
     for number, line in lines:
@@ -30,10 +32,12 @@ def read_azure(path: Path) -> Iterator[TraceRequest]:
         if len(cells) != len(HEADER):
             raise trace_error(path, number, f"expected {len(HEADER)} columns, got {len(cells)}")
         try:
-            at = datetime.fromisoformat(cells[0].strip()).replace(tzinfo=None)
+            at = datetime.fromisoformat(cells[0].strip())
         except ValueError:
             raise trace_error(path, number, f"TIMESTAMP must be a date and time, got {cells[0]!r}") from None
         first = first or at
+        if (at.tzinfo is None) != (first.tzinfo is None):
+            raise trace_error(path, number, f"TIMESTAMP {cells[0]} and the first one: only one of them has a time zone")
         at_s = (at - first).total_seconds()
         if at_s < last_s or at_s < 0:
             raise trace_error(path, number, f"TIMESTAMP {cells[0]} goes back in time")

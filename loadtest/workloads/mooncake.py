@@ -14,6 +14,7 @@ from pathlib import Path
 from loadtest.workloads.trace import BLOCK_LEN as BLOCK_LEN
 from loadtest.workloads.trace import TraceRequest, open_trace, trace_error
 
+_END_OF_IDS = 1 << 64
 _MOST_MS = 1e15
 """Latest time of a request, seconds: up to here a float holds every millisecond."""
 
@@ -68,8 +69,8 @@ def _hash_ids(
     fields: dict[str, object], num_prompt_tokens: int, block_len: int, path: Path, number: int
 ) -> tuple[int, ...]:
     value = fields.get("hash_ids")
-    if not isinstance(value, list) or not all(isinstance(i, int) and not isinstance(i, bool) for i in value):
-        raise trace_error(path, number, "hash_ids must be a list of whole numbers")
+    if not isinstance(value, list) or not all(type(i) is int and abs(i) < _END_OF_IDS for i in value):
+        raise trace_error(path, number, "hash_ids must be a list of whole numbers of at most 64 bits")
     num_blocks = -(-num_prompt_tokens // block_len)
     if len(value) != num_blocks:
         raise trace_error(

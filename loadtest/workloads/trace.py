@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import gzip
 import math
-from collections.abc import Iterator, Sequence
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, TextIO
 
 import numpy as np
 
 from loadtest.workloads.conversation import Conversation, Turn
+from loadtest.workloads.lengths import MAX_LEN
 from loadtest.workloads.tokens import Span
 from shared.errors import ConfigError
 
 BLOCK_LEN = 512
 """Prompt tokens that one hash id stands for, where a trace does not say another number."""
+PACKED = ".gz"
+"""End of the name of a trace that is packed by gzip."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +84,8 @@ class Replay:
             raise ConfigError(f"scale_output must be at least 1, got {self.scale_output}", field="scale_output")
         if not self.requests:
             raise ConfigError("the slice of the trace has no requests", field="slice")
+        _check_longest("prompt", max(one.num_prompt_tokens for one in self.requests), "scale", self.scale)
+        _check_longest("answer", max(one.num_output_tokens for one in self.requests), "scale_output", self.scale_output)
 
     @property
     def scaled_block_len(self) -> int:
@@ -108,22 +115,33 @@ class Replay:
             num_left -= self.scaled_block_len
 
 
+def _check_longest(what: str, num_tokens: int, field: str, scale: int) -> None:
+    if num_tokens > MAX_LEN * scale:
+        raise ConfigError(
+            f"the trace's longest {what} has {num_tokens} tokens; with {field} {scale} at most {MAX_LEN * scale} fit",
+            field=field,
+        )
+
+
 def trace_error(path: Path, line: int, problem: str) -> ConfigError:
     """The error for a malformed line, numbered from 1."""
     return ConfigError(f"{path}, line {line}: {problem}", field="workload", line=line)
 
 
 def open_trace(path: Path) -> Iterator[tuple[int, str]]:
-    """The file's lines that are not blank, with their numbers from 1; raises ConfigError (`workload`)."""
+    """A file's lines that are not blank, with their numbers from 1; it may be packed by gzip. Raises ConfigError
+    (`workload`)."""
+    opened: Callable[..., TextIO] = gzip.open if path.suffix == PACKED else open
     try:
-        with path.open(encoding="utf-8", newline="") as file:
+        with opened(path, "rt", encoding="utf-8-sig", newline="") as file:
             for number, line in enumerate(file, start=1):
                 if line.strip():
                     yield number, line
-    except OSError as error:
-        raise ConfigError(f"cannot read the trace {path}: {error.strerror}", field="workload") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"the trace {path} is not UTF-8 text: {error.reason}", field="workload") from error
+    except (OSError, EOFError, zlib.error) as error:
+        problem = getattr(error, "strerror", None) or error
+        raise ConfigError(f"cannot read the trace {path}: {problem}", field="workload") from error
 
 
 def slice_requests(lines: Iterator[TraceRequest], part: TraceSlice) -> list[TraceRequest]:

@@ -134,7 +134,7 @@ class SamplingParams:
         if not 0.0 < self.top_p <= 1.0:
             self._refuse("top_p", "in (0, 1]")
         if not 0 <= self.top_k < 2**31:
-            self._refuse("top_k", "at least 0 (0 = off)")
+            self._refuse("top_k", "from 0 (off) to 2147483647")
         if not 0.0 <= self.min_p <= 1.0:
             self._refuse("min_p", "in [0, 1]")
         if not 0.0 < self.repetition_penalty <= 2.0:

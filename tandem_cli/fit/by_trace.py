@@ -40,7 +40,8 @@ class TraceOptions:
     trace: Annotated[
         Path | None,
         typer.Option(
-            "--trace", help="What `tandem record` wrote, Mooncake's JSON lines, or Azure's CSV; with --measured."
+            "--trace",
+            help="What `tandem record` wrote, Mooncake's JSON lines, or Azure's CSV, also .gz; with --measured.",
         ),
     ] = None
     measured: Annotated[

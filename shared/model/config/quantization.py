@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
@@ -20,9 +20,10 @@ STACKED = "its experts lie in one tensor, which is read plain or in mxfp4 and ke
 """Why an architecture takes no other storage, for messages."""
 STACKED_METHOD: Method = "mxfp4"
 """The one of experts that lie in one tensor."""
+_PLAIN = "dense"
 _FORMATS = (
     "pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "nvfp4-pack-quantized",
-    "mxfp4-pack-quantized", "mxfp8-quantized",
+    "mxfp4-pack-quantized", "mxfp8-quantized", _PLAIN,
 )  # fmt: skip
 NVFP4_GROUP = 16
 """Columns that share a scale in NVFP4."""
@@ -33,6 +34,8 @@ Floats4 = Literal["", "nvfp4", "mxfp4"]
 _STRATEGIES = ("tensor", "channel", "group", "block")
 _ALL_LINEAR = "Linear"
 _PATTERN = "re:"
+_WITH, _WITHOUT = "+:", "-:"
+"""How GPTQModel begins a pattern of layers stored otherwise, and of plain ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,14 +132,16 @@ def _check_patterns(fields: JsonFields, name: str, targets: Iterable[str]) -> No
                 raise fields.fault(name, f"has {target!r}, which is no regular expression: {error}") from None
 
 
-def _compressed_tensors(fields: JsonFields) -> QuantizationConfig:
-    _check_format(fields)
+def _compressed_tensors(fields: JsonFields) -> QuantizationConfig | None:
+    name = _check_format(fields)
     if (sparsity := fields.child("sparsity_config")) is not None and sparsity.text("format", "dense") != "dense":
         raise fields.fault("sparsity_config", "is not supported: publish the weights dense")
     if (transforms := fields.child("transform_config")) is not None and transforms.names:
         raise fields.fault("transform_config", "is not supported: weights that are rotated need rotated inputs")
     groups = fields.child("config_groups")
     if groups is None or not groups.names:
+        if name == _PLAIN:  # of the cache alone, which is kept as the worker says
+            return None
         raise fields.fault("config_groups", "is missing")
     schemes = []
     for name in groups.names:
@@ -157,10 +162,11 @@ def _compressed_tensors(fields: JsonFields) -> QuantizationConfig:
     return QuantizationConfig("compressed-tensors", tuple(schemes), ignored)
 
 
-def _check_format(fields: JsonFields) -> None:
+def _check_format(fields: JsonFields) -> str:
     name = fields.text("format", default=_FORMATS[0])
     if name not in (*_FORMATS, "mixed-precision"):
         raise fields.fault("format", f"{name!r} is not supported; supported: {', '.join(_FORMATS)}")
+    return name
 
 
 def _compressed_scheme(fields: JsonFields) -> WeightScheme:
@@ -181,16 +187,17 @@ def _compressed_scheme(fields: JsonFields) -> WeightScheme:
     block_rows = 0
     if strategy == "block":
         block_rows, size = _block(fields, "block_structure")
-    order = fields.text("actorder", default="none") if fields.has("actorder") else "none"
     return WeightScheme(
         kind,
         size if strategy in ("group", "block") else 0,
         has_zeros=not fields.boolean("symmetric", default=True) and kind != "fp8",
-        is_ordered=order == "group",
+        is_ordered=fields.raw("actorder") in _ORDERED,
         block_rows=block_rows,
     )
 
 
+_ORDERED = ("group", "dynamic", True)
+"""Values of `actorder` that are stored as an index; with others, codes lie as without."""
 _FLOATS4: Mapping[str, tuple[Floats4, int]] = {"tensor_group": ("nvfp4", NVFP4_GROUP), "group": ("mxfp4", MX_GROUP)}
 """Strategy → what it is with floats of 4 bits, and the columns that share a scale."""
 
@@ -216,7 +223,12 @@ def _rounds_input(fields: JsonFields | None) -> bool:
 
 
 def _block(fields: JsonFields, name: str) -> tuple[int, int]:
-    sizes = fields.indices(name)
+    """Rows and columns, as a list or, as earlier releases of compressed-tensors spelled it, `128x128`."""
+    found = fields.raw(name)
+    if isinstance(found, str) and re.fullmatch(r"[0-9]{1,9}x[0-9]{1,9}", found):
+        sizes: tuple[int, ...] = tuple(map(int, found.split("x")))
+    else:
+        sizes = fields.indices(name)
     if len(sizes) != 2 or not all(sizes):
         raise fields.fault(name, f"must be two sizes above zero, found {list(sizes)}")
     return sizes[0], sizes[1]
@@ -229,6 +241,15 @@ def _bits(fields: JsonFields, allowed: Mapping[int, Kind]) -> Kind:
     return allowed[bits]
 
 
+def _version(fields: JsonFields, *names: str, known: tuple[str, ...]) -> str:
+    """By the first of `names` that is there; the first of `known` where none is."""
+    name = next((name for name in names if fields.has(name)), names[0])
+    version = fields.text(name, default=known[0]).lower()
+    if version not in known:
+        raise fields.fault(name, f"{version!r} is not supported; supported: {', '.join(known)}")
+    return version
+
+
 def _group_size(fields: JsonFields) -> int:
     name = "group_size" if fields.has("group_size") else "q_group_size"
     size = fields.integer(name, default=128, minimum=-1)
@@ -239,23 +260,36 @@ def _group_size(fields: JsonFields) -> int:
 
 def _awq(fields: JsonFields) -> QuantizationConfig:
     kind = _bits(fields, {4: "int4"})
-    version = fields.text("version", default="gemm").lower()
-    if version != "gemm":
-        raise fields.fault("version", f"{version!r} is not supported; supported: gemm")
+    _version(fields, "version", "checkpoint_format", "format", known=("gemm",))
     scheme = WeightScheme(kind, _group_size(fields), has_zeros=True)
     ignored = tuple(fields.optional_text_list("modules_to_not_convert") or ())
     return QuantizationConfig("awq", (((_ALL_LINEAR,), scheme),), ignored)
 
 
 def _gptq(fields: JsonFields) -> QuantizationConfig:
+    version = _version(fields, "checkpoint_format", "format", known=("gptq", "gptq_v2"))
+    schemes = (*_gptq_exceptions(fields), ((_ALL_LINEAR,), _gptq_scheme(fields)))
+    return QuantizationConfig("gptq", schemes, zeros_offset=int(version == "gptq"))
+
+
+def _gptq_scheme(fields: JsonFields) -> WeightScheme:
     kind = _bits(fields, {4: "int4", 8: "int8"})
-    version = fields.text("checkpoint_format", default="gptq")
-    if version not in ("gptq", "gptq_v2"):
-        raise fields.fault("checkpoint_format", f"{version!r} is not supported; supported: gptq, gptq_v2")
-    scheme = WeightScheme(
-        kind, _group_size(fields), has_zeros=True, is_ordered=fields.boolean("desc_act", default=False)
-    )
-    return QuantizationConfig("gptq", (((_ALL_LINEAR,), scheme),), zeros_offset=int(version == "gptq"))
+    is_ordered = fields.boolean("desc_act", default=False)
+    return WeightScheme(kind, _group_size(fields), has_zeros=True, is_ordered=is_ordered)
+
+
+def _gptq_exceptions(fields: JsonFields) -> Iterator[tuple[tuple[str], WeightScheme]]:
+    """Layers that GPTQModel stored otherwise (`dynamic`), by patterns, of which the first that matches counts. Those
+    that it left plain need no scheme."""
+    if (exceptions := fields.child("dynamic")) is None:
+        return
+    for pattern in exceptions.names:
+        own = exceptions.child(pattern)
+        if own is None or pattern.startswith(_WITHOUT):
+            continue
+        target = _PATTERN + pattern.removeprefix(_WITH)
+        _check_patterns(fields, "dynamic", (target,))
+        yield (target,), _gptq_scheme(own.with_defaults(fields, ("bits", "group_size", "desc_act")))
 
 
 def _fp8(fields: JsonFields) -> QuantizationConfig:

@@ -53,6 +53,22 @@ def _q4_1(raw: Tensor) -> Tensor:
     return (codes * _halves(raw[..., :2])[..., None] + _halves(raw[..., 2:4])[..., None]).flatten(1)
 
 
+def _codes_of_5(raw: Tensor) -> Tensor:
+    """fp32 [..., 32] of 4 bytes of highest bits and 16 of the others, two codes a byte."""
+    codes = torch.cat((raw[..., 4:] & 15, raw[..., 4:] >> 4), -1)
+    bits = raw[..., :4, None] >> torch.arange(8, dtype=torch.uint8) & 1
+    return (codes | bits.flatten(-2) << 4).float()
+
+
+def _q5_0(raw: Tensor) -> Tensor:
+    return ((_codes_of_5(raw[..., 2:]) - 16) * _halves(raw[..., :2])[..., None]).flatten(1)
+
+
+def _q5_1(raw: Tensor) -> Tensor:
+    scales, lows = _halves(raw[..., :2])[..., None], _halves(raw[..., 2:4])[..., None]
+    return (_codes_of_5(raw[..., 4:]) * scales + lows).flatten(1)
+
+
 def _scales_and_lows(raw: Tensor) -> tuple[Tensor, Tensor]:
     """Scales and lows of a block's 8 parts: fp32 [..., 8] each, from 12 bytes of numbers of 6 bits and two scales of
     these."""
@@ -96,6 +112,8 @@ TYPES = {
     30: BlockType("BF16", 1, 2),
     2: BlockType("Q4_0", 32, 18, _q4_0, LinearSpec("int4", 32)),
     3: BlockType("Q4_1", 32, 20, _q4_1),
+    6: BlockType("Q5_0", 32, 22, _q5_0),
+    7: BlockType("Q5_1", 32, 24, _q5_1),
     8: BlockType("Q8_0", 32, 34, _q8_0, LinearSpec("int8", 32)),
     12: BlockType("Q4_K", _WIDE, 144, _q4_k),
     13: BlockType("Q5_K", _WIDE, 176, _q5_k),

@@ -24,6 +24,8 @@ from shared.model.text.tokenizer_settings import TokenizerSettings
 
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _REPLACEMENT = "\ufffd"
+_OTHER_FILES = ("tokenizer.model", "spiece.model", "tekken.json", "tiktoken.model", "vocab.json")
+"""Vocabularies in forms that transformers converts."""
 
 
 class Detokenizer(Protocol):
@@ -124,7 +126,11 @@ class Tokenizer:
         check_folder(folder)
         path = folder / TOKENIZER_FILE
         if not path.is_file():
-            raise ModelLoadError(f"{TOKENIZER_FILE} is missing from {folder}", file=TOKENIZER_FILE)
+            other = next((name for name in _OTHER_FILES if (folder / name).is_file()), None)
+            hint = f"; {other} is not read: save it by transformers' AutoTokenizer, which writes {TOKENIZER_FILE}"
+            raise ModelLoadError(
+                f"{TOKENIZER_FILE} is missing from {folder}{hint if other else ''}", file=TOKENIZER_FILE
+            )
         check_is_content(path)
         settings = TokenizerSettings.load(folder)
         try:

@@ -182,7 +182,7 @@ class Bits4Source:
         peaks, block = self._peaks(checkpoint)
         table = self._table(checkpoint)
         in_size = self.shape[1]
-        packed = checkpoint.whole(self.name).flatten()
+        packed = checkpoint.whole(self.name).flatten().view(torch.uint8)
         step = max(1, PIECE_ELEMENTS // in_size)
         for first in range(begin, end, step):
             last = min(first + step, end)
@@ -274,7 +274,10 @@ def bits4_source(
     if shape[1] % 2:
         raise ModelLoadError(f"{weight} has an odd number of 4-bit columns, {shape[1]}", tensor=weight)
     codes = needed(entries, weight, "its quant_state is there")
-    check_entry(codes, (prod(shape) // 2, 1), ("U8",))
+    if codes.dtype in DENSE and codes.num_bytes * 2 == prod(shape):  # bnb_4bit_quant_storage: the same bytes
+        check_entry(codes, (codes.shape[0], 1), DENSE)
+    else:
+        check_entry(codes, (prod(shape) // 2, 1), ("U8",))
     state = next((name for kind in _TYPES if (name := f"{module}.{_STATE}{kind}") in entries), None)
     if state is None:
         raise ModelLoadError(f"{module}.{_STATE}{_TYPES[0]} is missing from the checkpoint", tensor=weight, count=1)

@@ -27,6 +27,9 @@ _IN_OTHERS = tuple(_OF_TEXT)
 _SPARSE = ".block_sparse_moe."
 _DENSE_AMONG_SPARSE = re.compile(re.escape(_SPARSE) + r"((?:gate|up|down)_proj)\b")
 """How transformers 5 saves a dense block of Kimi Linear, which is published as `mlp`."""
+_EXPERT_AMONG_SPARSE = re.compile(re.escape(_SPARSE) + r"experts\.(\d+)\.(gate|up|down)_proj\b")
+_PUBLISHED = {"gate": "w1", "up": "w3", "down": "w2"}
+"""How tools that compress Mixtral as transformers 5 computes it name its experts → how they are published."""
 _LENGTH_BYTES = 8
 _MAX_HEADER_BYTES = 100 * 1024 * 1024  # the format's own limit
 
@@ -175,7 +178,10 @@ def text_name(name: str) -> str:
     if name.startswith(_IN_OTHERS):
         prefix = next(filter(name.startswith, _OF_TEXT))
         return _OF_TEXT[prefix] + name.removeprefix(prefix)
-    return _DENSE_AMONG_SPARSE.sub(r".mlp.\1", name) if _SPARSE in name else name
+    if _SPARSE not in name:
+        return name
+    name = _EXPERT_AMONG_SPARSE.sub(lambda found: f"{_SPARSE}experts.{found[1]}.{_PUBLISHED[found[2]]}", name)
+    return _DENSE_AMONG_SPARSE.sub(r".mlp.\1", name)
 
 
 def _corrupt(path: Path, problem: str) -> ModelLoadError:

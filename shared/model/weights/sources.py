@@ -24,12 +24,17 @@ PIECE_ELEMENTS = 1 << 22
 """Weights that a source opens or unpacks at a time, in whole rows."""
 _NAMES_SHOWN = 3
 _OF_EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
-_CALIBRATED = (".input_scale", ".input_zero_point", ".input_global_scale", ".k_scale", ".v_scale")
+_CALIBRATED = (
+    ".input_scale", ".input_zero_point", ".input_global_scale", ".output_scale", ".output_zero_point", ".q_scale",
+    ".k_scale", ".v_scale", ".kv_scale", ".k_zero_point", ".v_zero_point",
+)  # fmt: skip
 """Ends of the names of tensors that quantize activations or the cache: these are computed as they are."""
 _PACKED_ENDS = (
     ".weight_packed", ".qweight", ".weight_scale", ".weight_scale_inv", ".weight_zero_point", ".weight_g_idx",
     ".weight_shape", ".qzeros", ".scales", ".g_idx",
 )  # fmt: skip
+_BESIDE_CODES = ("weight_scale", "weight_scale_inv", "weight.absmax")
+"""What says that a plain-looking tensor holds codes."""
 
 
 class WeightSource(Protocol):
@@ -190,7 +195,7 @@ def _modules(sources: Mapping[str, WeightSource]) -> Iterable[tuple[str, WeightS
 def _is_packed(module: str, entries: Mapping[str, TensorEntry]) -> bool:
     plain = entries.get(f"{module}.weight")
     if plain is not None:
-        return plain.dtype not in DENSE or any(f"{module}.weight_{end}" in entries for end in ("scale", "scale_inv"))
+        return plain.dtype not in DENSE or any(f"{module}.{end}" in entries for end in _BESIDE_CODES)
     return any(f"{module}{end}" in entries for end in _PACKED_ENDS)
 
 

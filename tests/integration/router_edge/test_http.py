@@ -205,6 +205,16 @@ async def test_a_client_that_leaves_before_its_json_frees_all_choices(edge: Edge
         await edge.closed(index)
 
 
+async def test_a_packed_body_is_415_and_says_its_encoding(edge: Edge) -> None:
+    edge.says("x")
+    content = json.dumps(completion()).encode()
+    for encoding, status in (("gzip", 415), ("identity", 200), ("", 200)):
+        answer = await edge.client.post(COMPLETIONS, content=content, headers={"content-encoding": encoding})
+        assert answer.status_code == status
+        if status != 200:
+            assert "Content-Encoding 'gzip' is not read here" in answer.json()["error"]["message"]
+
+
 async def test_a_body_beyond_the_limit_is_413_announced_or_not(start_edge: StartEdge) -> None:
     edge = await start_edge(max_body_bytes=1024)
     edge.says("x")

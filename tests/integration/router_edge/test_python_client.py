@@ -101,6 +101,14 @@ async def test_typed_errors_reach_the_caller_behind_what_came(start_edge: StartE
 
 
 @both
+async def test_an_address_of_http_is_not_said_to_be_silent(start_edge: StartEdge, generate: Generate) -> None:
+    edge = await start_edge()
+    address = edge.client.base_url.netloc.decode()
+    with pytest.raises(RouterLost, match=f"{address} does not answer: .*is it a router's gRPC address"):
+        await generate([address], "hi")
+
+
+@both
 async def test_tls(start_edge: StartEdge, tmp_path: Path, generate: Generate) -> None:
     authority = Authority(tmp_path)
     edge = await start_edge(tls=authority.settings("router"))
@@ -110,7 +118,7 @@ async def test_tls(start_edge: StartEdge, tmp_path: Path, generate: Generate) ->
     (answer,) = await generate([edge.grpc_address], "hi", settings={"tls": trusted})
     assert answer.text == "hello"
     for stranger in (None, ClientTls(ca=authority.cert)):
-        with pytest.raises(RouterLost, match="nothing listens"):
+        with pytest.raises(RouterLost, match="do both sides speak TLS, or none"):
             await generate([edge.grpc_address], "hi", settings={"tls": stranger})
     with pytest.raises(ConfigError, match="no-such-file"):
         ClientTls(ca=tmp_path / "no-such-file").credentials()

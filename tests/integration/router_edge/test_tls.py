@@ -146,7 +146,7 @@ async def test_without_its_authority_or_a_certificate_nothing_is_said(
     for flags in ([], ["--tls", "--cert", f"{cert}", "--key", f"{key}"], ["--ca", f"{authority.cert}"]):
         status, _, err = await command(edge, "status", *flags)
         assert status == 1
-        assert "nothing listens at" in err
+        assert "do both sides speak TLS, or none?" in err
     status, _, err = await command(edge, "status", "--ca", f"{authority.cert}", "--cert", f"{cert}")
     assert (status, "cert and key go together" in err) == (2, True)
 

@@ -6,6 +6,9 @@ import asyncio
 import io
 import os
 import signal
+import subprocess
+import sys
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +22,8 @@ from shared.errors import ModelLoadError, WorkerLost
 from tandem_cli.foreground import Foreground
 from tests.unit.local.fakes import FakeCommands, fake_spec
 from tests.waiting import DEADLINE_S
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 class Screen(io.StringIO):
@@ -154,3 +159,19 @@ async def test_a_start_that_fails_says_nothing_of_stopping(spec: ClusterSpec, co
     with running(spec, commands) as (screen, command), pytest.raises(ModelLoadError):
         await command
     assert "stopped" not in screen.getvalue()
+
+
+def test_ctrl_c_while_the_command_is_still_imported_ends_it_without_a_traceback() -> None:
+    program = """
+import sys
+class Interrupted:
+    def find_spec(self, name, *_):
+        if name == "shared.errors":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupted())
+from importlib.metadata import EntryPoint
+EntryPoint("tandem", sys.argv[1], "console_scripts").load()()
+"""
+    entry = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]["tandem"]
+    ended = subprocess.run([sys.executable, "-c", program, entry], cwd=ROOT, capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")

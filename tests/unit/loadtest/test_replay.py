@@ -99,3 +99,14 @@ def test_a_scale_that_does_not_divide_the_block_and_an_empty_slice_are_refused()
         Replay([request], BLOCK_LEN, 32, 0)
     with pytest.raises(ConfigError, match="has no requests"):
         Replay([], BLOCK_LEN)
+
+
+def test_prompts_and_answers_that_no_model_reads_or_writes_are_refused_by_their_scale() -> None:
+    most = 1 << 20
+    assert Replay([TraceRequest(0, 2 * most, 4 * most)], 2, 2, 4).requests
+    with pytest.raises(ConfigError, match=f"longest prompt has {2 * most + 1} tokens") as caught:
+        Replay([TraceRequest(0, 2 * most + 1, 1)], 2, 2)
+    assert caught.value.field == "scale"
+    with pytest.raises(ConfigError, match="longest answer") as caught:
+        Replay([TraceRequest(0, 1, most + 1)], 1)
+    assert caught.value.field == "scale_output"

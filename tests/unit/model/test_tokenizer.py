@@ -172,6 +172,9 @@ def test_missing_and_corrupt_tokenizer_files_name_the_file(tmp_path: Path, byte_
     with pytest.raises(ModelLoadError, match=r"tokenizer\.json is missing") as caught:
         Tokenizer.load(tmp_path)
     assert caught.value.details["file"] == "tokenizer.json"
+    (tmp_path / "tokenizer.model").write_bytes(b"sentencepiece")
+    with pytest.raises(ModelLoadError, match=r"tokenizer\.json is missing .*; tokenizer\.model is not read"):
+        Tokenizer.load(tmp_path)
     (tmp_path / "tokenizer.json").write_text('{"version": "1.0"')
     with pytest.raises(ModelLoadError, match="not a valid tokenizer"):
         Tokenizer.load(tmp_path)

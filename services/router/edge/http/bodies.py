@@ -39,8 +39,21 @@ class BodyTooLargeError(InvalidRequest):
         super().__init__(f"the body is longer than {limit} bytes", field="body", limit=limit)
 
 
+class EncodedBodyError(InvalidRequest):
+    """The body is packed."""
+
+    http_status = 415
+
+    def __init__(self, encoding: str) -> None:
+        super().__init__(f"Content-Encoding {encoding!r} is not read here: send the body as it is", field="body")
+
+
 async def read_body(receive: Receive, headers: Headers, max_bytes: int) -> bytes:
-    """The whole body; raises BodyTooLargeError (never reads past it), Cancelled when the client left."""
+    """The whole body; raises BodyTooLargeError (never reads past it), EncodedBodyError, Cancelled when the client
+    left."""
+    encoding = headers.get("content-encoding", "").strip()
+    if encoding.lower() not in ("", "identity"):
+        raise EncodedBodyError(encoding)
     announced = headers.get("content-length", "")
     if announced.isdecimal() and int(announced) > max_bytes:
         raise BodyTooLargeError(max_bytes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from itertools import pairwise
 from statistics import fmean, stdev
 
@@ -96,6 +97,14 @@ HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
         ("a.jsonl", LINE + "[" * 100_000, 2, "not JSON"),
         ("a.jsonl", LINE + LINE.replace("5", "1" * 5000, 1), 2, "not JSON"),
         ("a.jsonl", LINE + LINE[:-20], 2, "not JSON"),
+        (
+            "a.jsonl",
+            LINE.replace("[1]", f"[{10**40}]"),
+            1,
+            "hash_ids must be a list of whole numbers of at most 64 bits",
+        ),
+        ("a.csv", "ContextTokens,TIMESTAMP\n", 1, "expected the header .*, got 'ContextTokens,TIMESTAMP'"),
+        ("a.csv", HEADER + "2024-05-10 18:17:01Z,4,1\n2024-05-10 18:17:02,4,1\n", 3, "TIMESTAMP .* time zone"),
         ("a.csv", HEADER + f"2023-11-16 18:17:01,{'1' * 5000},20\n", 2, "ContextTokens must be a whole number"),
         ("a.csv", HEADER + "2023-11-16 18:17:01,4,-1\n", 2, "GeneratedTokens must be a whole number"),
     ],
@@ -105,6 +114,45 @@ def test_a_broken_line_is_named_by_its_number(tmp_path, name, text, line, words)
     path.write_text(text)
     with pytest.raises(ConfigError, match=f"line {line}: {words}"):
         read_trace(path)
+
+
+def test_times_of_several_zones_are_compared_as_the_moments_that_they_are(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text(HEADER + "2024-10-27 02:59:59+02:00,4,1\n2024-10-27 02:00:01+01:00,4,1\n2024-10-27 01:00:03Z,4,1\n")
+    assert [one.at_s for one in read_trace(path)] == [0.0, 2.0, 4.0]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("a.jsonl", LINE * 2), ("a.csv", HEADER + "2024-05-10 18:17:01.5,4,1\n\n2024-05-10 18:17:02,4,1\n")],
+)
+def test_a_trace_may_be_packed_and_begin_with_a_mark_of_its_encoding(tmp_path, name, text):
+    (tmp_path / name).write_text(text)
+    plain = read_trace(tmp_path / name)
+    assert len(plain) == 2
+    marked = text.encode("utf-8-sig")
+    (tmp_path / name).write_bytes(marked)
+    (tmp_path / f"{name}.gz").write_bytes(gzip.compress(marked))
+    assert read_trace(tmp_path / name) == read_trace(tmp_path / f"{name}.gz") == plain
+    for broken in (marked, gzip.compress(marked)[:-9], gzip.compress(marked)[:12] + b"\xff" * 40):
+        (tmp_path / f"{name}.gz").write_bytes(broken)
+        with pytest.raises(ConfigError, match=r"the trace .*\.gz"):
+            read_trace(tmp_path / f"{name}.gz")
+
+
+def test_requests_that_come_all_at_once_have_no_rate_to_be_played_at(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text(LINE * 2)
+    with pytest.raises(ConfigError, match="have the same time: it has no rate") as caught:
+        main(["--trace", str(path), "--policy", "auto", "--model", "llama-3-8b", "--rate", "3"])
+    assert caught.value.field == "slice"
+
+
+def test_a_prompt_beyond_any_worker_is_refused_before_its_blocks_are_counted(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text(HEADER + f"2024-05-10 18:17:01,4,1\n2024-05-10 18:17:02,{'9' * 15},1\n")
+    with pytest.raises(ConfigError, match="the longest request takes 1000000000000000 tokens"):
+        main(["--trace", str(path), "--policy", "auto", "--model", "llama-3-8b"])
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,7 @@ _STATUSES = {
     "409": "a request of this id runs already, and this one has no `resume`",
     "408": "headers or body did not arrive in time",
     "413": "the body is too long",
+    "415": "the body is packed: no `Content-Encoding` is read",
     "429": "refused rather than served late, or the key's rate is used up; `Retry-After` says when to come back",
     "431": "the headers are too large",
     "503": "no worker can serve it",

@@ -20,4 +20,4 @@ def test_it_has_every_field_of_both_requests_and_no_open_reference() -> None:
     references = set(re.findall(r'"#/components/schemas/(\w+)"', raw))
     assert {"CompletionRequest", "ChatRequest", "Message", "Error"} <= references <= schemas.keys()
     responses = document["paths"]["/v1/completions"]["post"]["responses"]
-    assert {"200", "400", "401", "408", "413", "429", "431", "503"} <= responses.keys()
+    assert {"200", "400", "401", "408", "413", "415", "429", "431", "503"} <= responses.keys()

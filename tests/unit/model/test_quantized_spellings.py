@@ -1,0 +1,135 @@
+"""Quantized checkpoints as other tools and releases spell them are the same model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from shared.errors import ModelLoadError
+from shared.model.checkpoints import write_random_checkpoint
+from shared.model.decoder import Decoder
+from shared.model.families.registry import load_config
+from tests.integration.engine.families import write_family
+from tests.quantized_checkpoints import STORAGES, Packed, Storage, gptq, write_quantized
+from tests.unit.model.paged_run import prompt_logits
+
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5]
+SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_heads": 4, "head_dim": 16, "num_layers": 1}
+Change = Callable[[dict[str, Tensor], dict[str, Any]], object]
+
+
+def of_group(**fields: Any) -> Change:
+    def change(_: object, config: dict[str, Any]) -> None:
+        config["config_groups"]["group_0"]["weights"].update(fields)
+
+    return change
+
+
+def as_blocks_of_compressed_tensors(_: object, config: dict[str, Any]) -> None:
+    config.clear()
+    weights = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "block", "block_structure": "32x32"}
+    groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
+    config |= {"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": groups}
+
+
+def in_bf16(tensors: dict[str, Tensor], _: object) -> None:
+    for name in [name for name in tensors if f"{name}.absmax" in tensors]:
+        tensors[name] = tensors[name].flatten().view(torch.bfloat16).view(-1, 1)
+
+
+def by_projections(tensors: dict[str, Tensor], _: object) -> None:
+    published = {".w1.": ".gate_proj.", ".w3.": ".up_proj.", ".w2.": ".down_proj."}
+    for name in list(tensors):
+        for own, other in published.items():
+            if own in name:
+                tensors[name.replace(own, other)] = tensors.pop(name)
+
+
+SPELLINGS: dict[str, tuple[str, Change, str]] = {
+    "order by its other name": ("int4 ordered", of_group(actorder="dynamic"), "LlamaForCausalLM"),
+    "order as true": ("int4 ordered", of_group(actorder=True), "LlamaForCausalLM"),
+    "columns in their order": ("int4 groups", of_group(actorder="static"), "LlamaForCausalLM"),
+    "blocks as text": ("small fp8 blocks", as_blocks_of_compressed_tensors, "LlamaForCausalLM"),
+    "version as format": (
+        "gptq_v2 int8", lambda _, c: c.update(format=c.pop("checkpoint_format")), "LlamaForCausalLM",
+    ),
+    "4 bits in bf16": ("nf4", in_bf16, "LlamaForCausalLM"),
+    "Mixtral by projections": ("int4 groups", by_projections, "mixtral"),
+}  # fmt: skip
+"""Name → (storage, what is spelled otherwise, family)."""
+
+
+def changed(folder: Path, to: Path, change: Change) -> Path:
+    """A copy whose tensors and `quantization_config` are changed."""
+    config = json.loads((folder / "config.json").read_text())
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors, config["quantization_config"])
+    to.mkdir()
+    (to / "config.json").write_text(json.dumps(config))
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, to / "model.safetensors")
+    return to
+
+
+def logits(folder: Path) -> Tensor:
+    return prompt_logits(Decoder.load(folder, torch.float32, "cpu"), PROMPT, 4)
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_another_spelling_is_the_same_model(tmp_path, spelling):
+    storage, change, family = SPELLINGS[spelling]
+    write_family(tmp_path / "source", family, **SIZES)
+    write_quantized(tmp_path / "source", STORAGES[storage], tmp_path / "model", tmp_path / "opened")
+    assert logits(changed(tmp_path / "model", tmp_path / "other", change)).equal(logits(tmp_path / "model"))
+
+
+def test_layers_that_gptqmodel_stored_otherwise_are_read_by_their_patterns(tmp_path):
+    bits4, bits8 = gptq(4, "gptq"), gptq(8, "gptq", group=48, ordered=True)
+
+    def pack(weight: Tensor, generator: torch.Generator) -> Packed:
+        return (bits8 if weight.shape[1] == SIZES["intermediate_size"] else bits4).pack(weight, generator)
+
+    of_down = {"bits": 8, "group_size": 48, "desc_act": True}
+    exceptions = {r"-:.*\.layers\.7\..*": {}, r"+:.*\.down_proj.*": of_down, r".*\.down.*": {"bits": 4}}
+    write_random_checkpoint(tmp_path / "source", **SIZES)
+    storage = Storage({**bits4.config, "dynamic": exceptions}, pack)
+    write_quantized(tmp_path / "source", storage, tmp_path / "model", tmp_path / "opened")
+    ours, expected = logits(tmp_path / "model"), logits(tmp_path / "opened")
+    assert (ours - expected).abs().max() < 1e-3 * expected.abs().max()
+
+
+@pytest.mark.parametrize(
+    ("storage", "change", "field"),
+    [
+        ("gptq", {"dynamic": {"+:(": {"bits": 8}}}, "dynamic"),
+        ("gptq", {"dynamic": {"lm_head": {"bits": 3}}}, "dynamic.lm_head.bits"),
+        ("awq", {"version": None, "format": "gemv"}, "format"),
+        ("gptq", {"checkpoint_format": None, "format": "marlin"}, "format"),
+    ],
+)
+def test_what_is_not_read_is_refused_by_its_own_field(tmp_path, storage, change, field):
+    write_random_checkpoint(tmp_path / "source", **SIZES)
+    write_quantized(tmp_path / "source", STORAGES[storage], tmp_path / "model", tmp_path / "opened")
+    folder = changed(tmp_path / "model", tmp_path / "other", lambda _, config: config.update(change))
+    with pytest.raises(ModelLoadError) as caught:
+        load_config(folder)
+    assert str(caught.value.field).endswith(f".{field}")
+
+
+def test_scales_of_the_cache_alone_leave_a_plain_model(tmp_path):
+    write_random_checkpoint(tmp_path / "source", **SIZES)
+    config = json.loads((tmp_path / "source" / "config.json").read_text())
+    plain = {"quant_method": "compressed-tensors", "format": "dense", "config_groups": {}, "kv_cache_scheme": {}}
+    names = ("k_scale", "v_scale", "kv_scale", "k_proj.output_scale", "v_proj.output_zero_point", "k_zero_point")
+    scales = {f"model.layers.0.self_attn.{name}": torch.ones(2, 1, 1) for name in names}
+    tensors = load_file(tmp_path / "source" / "model.safetensors")
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps({**config, "quantization_config": plain}))
+    save_file({**tensors, **scales}, tmp_path / "model" / "model.safetensors")
+    assert logits(tmp_path / "model").equal(logits(tmp_path / "source"))

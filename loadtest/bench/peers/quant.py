@@ -14,10 +14,15 @@ from loadtest.rig.models import SHAPES, checkpoint
 from loadtest.rig.results import Report
 
 _FP8 = "fp8"
-FORMS = (INT8, INT4, _FP8, W8A8)
+FORMS = (INT8, INT4, _FP8, W8A8, W4A8)
 _OF_PEERS = {
-    "openvino_genai": {INT8: (INT8, W8A8), INT4: (INT4, W4A8, W4A8_WIDE), W8A8: (W8A8, W8A8_WIDE)},
-    "llama_cpp_python": {INT8: (INT8,), INT4: (INT4,), W8A8: (INT8,)},
+    "openvino_genai": {
+        INT8: (INT8, W8A8),
+        INT4: (INT4, W4A8, W4A8_WIDE),
+        W8A8: (W8A8, W8A8_WIDE),
+        W4A8: (W4A8, W4A8_WIDE),
+    },
+    "llama_cpp_python": {INT8: (INT8,), INT4: (INT4,), W8A8: (INT8,), W4A8: (INT4,)},
 }
 """Peer → our form → what it is measured in: the same arithmetic where it has that, and what it does by itself, which is
 to round activations. None has fp8 on a CPU."""
@@ -31,7 +36,7 @@ def main(
     plain: Annotated[bool, Option(help="measure our weights in 16 bits too")] = True,
     out: Out = None,
 ) -> None:
-    """Compare int8, int4, fp8 and w8a8 with our plain weights, and with peers of as many bits, in turns, by form."""
+    """Compare weights in fewer bits with our plain ones, and with those of peers of as many bits, in turns, by form."""
     choice(model, "model", SHAPES)
     wanted = names(forms, "forms", FORMS)
     beside = names(peers, "peers", PEERS_IN_FEWER_BITS)

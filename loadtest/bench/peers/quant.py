@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Annotated
 
 import torch
@@ -15,7 +16,7 @@ from loadtest.rig.results import Report
 
 _FP8 = "fp8"
 FORMS = (INT8, INT4, _FP8, W8A8, W4A8)
-_OF_PEERS = {
+_OF_PEERS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "openvino_genai": {
         INT8: (INT8, W8A8),
         INT4: (INT4, W4A8, W4A8_WIDE),

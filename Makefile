@@ -156,7 +156,7 @@ demo-draft: setup  ## train models/demo-draft, which guesses for the demo model
 demo-head: setup  ## train models/demo-head, the demo model with a head that guesses for it
 	$(BIN)/python models/recipe/head.py $(ARGS)
 
-eval: setup  ## what fewer bits cost a model in quality: perplexity, KL, equal choices: MODEL=path PLAIN=path TEXT=path FORMS="stored int8 int4 fp8 w8a8 kv-bf16" DTYPE=fp32|bf16 TOKENS=4096 OUT=file
+eval: setup  ## what fewer bits cost a model in quality: perplexity, KL, equal choices: MODEL=path PLAIN=path TEXT=path FORMS="stored int8 int4 fp8 w8a8 w4a8 kv-bf16" DTYPE=fp32|bf16 TOKENS=4096 OUT=file
 	$(BIN)/python -m loadtest.bench eval $(EVAL_FLAGS) $(ARGS)
 
 bench: bench-engine bench-index bench-router  ## the benchmarks that need neither peers nor a GPU: MODEL=125m|1b|path DTYPE=bf16|fp32 BLOCKS="100000 1000000" PAIRS=2000
@@ -182,7 +182,7 @@ bench-index: setup  ## match, publish and memory of the block index by its size:
 bench-peers: setup  ## our engine and its peers in turns on the same weights: MODEL=125m|1b|qwen3-next-small OUT=file
 	$(BIN)/python -m loadtest.bench peers $(BENCH_FLAGS) $(ARGS)
 
-bench-quant: setup  ## int8, int4, fp8 and w8a8 beside our plain weights, OpenVINO GenAI and llama.cpp, in turns: MODEL=1b|4b|125m FORMS="int8 int4 fp8 w8a8" OUT=file
+bench-quant: setup  ## int8, int4, fp8, w8a8 and w4a8 beside our plain weights, OpenVINO GenAI and llama.cpp, in turns: MODEL=1b|4b|125m FORMS="int8 int4 fp8 w8a8 w4a8" OUT=file
 	$(BIN)/python -m loadtest.bench quant $(QUANT_FLAGS) $(ARGS)
 
 bench-speculation: setup  ## answers with guesses of what comes next beside the same without, in turns; with PEERS="openvino_genai llama_cpp_python" beside theirs: MODEL=1b|125m|folder DRAFT=125m|folder HEADS=folder OUT=file

@@ -222,7 +222,9 @@ def main(
     text: Annotated[Path, Option(help="a text file; default: what the demo model was not trained on")] = TEXT,
     forms: Annotated[
         str,
-        Option(help="forms to judge: stored, int8, int4, fp8, w8a8, kv-bf16, int4+kv-bf16; default: all there are"),
+        Option(
+            help="forms to judge: stored, int8, int4, fp8, w8a8, w4a8, kv-bf16, int4+kv-bf16; default: all there are"
+        ),
     ] = "",
     dtype: Annotated[str, Option(help="of the computation: fp32 or bf16")] = "fp32",
     tokens: Annotated[int, Option(help="tokens of the text to read")] = 4096,

@@ -39,11 +39,11 @@ class EngineSettings(SettingGroup):
     dtype: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """dtype of weights and computation. auto: the checkpoint's; on a CPU fp32, but for a bf16 checkpoint the one of
     bf16 and fp32 that a short timing finds faster."""
-    quantization: Literal["auto", "int8", "int4", "fp8", "w8a8"] = "auto"
+    quantization: Literal["auto", "int8", "int4", "fp8", "w8a8", "w4a8"] = "auto"
     """Form of the projections' weights. auto: as the checkpoint has them, quantized or not. Else plain weights are
     rounded to the nearest code while they are read: int8 and fp8 with a scale a row, int4 with scale and zero a group
-    of at most 128 columns and the output projection in int8. w8a8: int8, and what they are multiplied with too, a scale
-    a token, but with dtype fp32. All workers of a fleet need the same value."""
+    of at most 128 columns and the output projection in int8. w8a8, w4a8: int8, int4, and what they are multiplied
+    with in int8 too, a scale a token, but with dtype fp32. All workers of a fleet need the same value."""
     kv_dtype: Literal["auto", "fp32", "bf16", "int8", "fp8"] = "auto"
     """dtype of the KV cache. auto: that of the computation; bf16 beside fp32 halves a block. int8 and fp8 (e4m3) beside
     fp32 or bf16 keep a code for each number and a scale for each token and head: 53 % of the bytes of bf16 with heads

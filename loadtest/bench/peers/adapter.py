@@ -17,7 +17,9 @@ VOCAB_SIZE = 32000
 
 
 PLAIN, INT8, INT4 = "plain", "int8", "int4"
-"""Forms of weights: in 16 bits, or rounded; not each engine has each."""
+W8A8, W4A8, W8A8_WIDE, W4A8_WIDE = "w8a8", "w4a8", "w8a8 in 128", "w4a8 in 128"
+"""Forms of weights: in 16 bits, or rounded; with a8 what they are multiplied with is rounded to int8 too, as the engine
+does by itself, or with a scale for 128 numbers of a token. Not each engine has each."""
 NGRAM, DRAFT = "ngram", "draft"
 
 

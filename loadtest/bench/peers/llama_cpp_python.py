@@ -13,6 +13,7 @@ from typing import Any
 from loadtest.bench.peers.adapter import DRAFT, INT4, INT8, MAX_BATCH, MAX_TOKENS, NGRAM, PLAIN, STEP_TOKENS, Settings
 
 _FORMATS = {PLAIN: "BF16", INT8: "Q8_0", INT4: "Q4_0"}
+"""It rounds activations to 8 bits too wherever weights are rounded."""
 _NAMES = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",

@@ -10,10 +10,35 @@ import time
 from pathlib import Path
 from typing import Any
 
-from loadtest.bench.peers.adapter import DRAFT, INT4, INT8, MAX_BATCH, NGRAM, PLAIN, STEP_TOKENS, Settings, spare_steps
+from loadtest.bench.peers.adapter import (
+    DRAFT,
+    INT4,
+    INT8,
+    MAX_BATCH,
+    NGRAM,
+    PLAIN,
+    STEP_TOKENS,
+    W4A8,
+    W4A8_WIDE,
+    W8A8,
+    W8A8_WIDE,
+    Settings,
+    spare_steps,
+)
 
-_FORMATS = {PLAIN: "fp16", INT8: "int8", INT4: "int4"}
+_FORMATS = {
+    PLAIN: "fp16",
+    INT8: "int8",
+    INT4: "int4",
+    W8A8: "int8",
+    W4A8: "int4",
+    W8A8_WIDE: "int8",
+    W4A8_WIDE: "int4",
+}
 """Form → what its exporter calls it; int4 has groups of 128 and some layers in int8, as its default is."""
+_ROUNDED = {INT8: 0, INT4: 0, W8A8_WIDE: 128, W4A8_WIDE: 128}
+"""Form → for how many numbers of a token activations get a scale when they are rounded to int8; 0: they are not. By
+default they are rounded where weights are, with a scale for 32."""
 _LONGEST_NGRAM = 3
 """As in its samples of prompt lookup."""
 
@@ -37,6 +62,9 @@ class OpenvinoGenai:
         # KV in the compute precision, as in the other engines: the default would be 8 bits.
         properties: dict[str, object] = {"INFERENCE_PRECISION_HINT": kind, "KV_CACHE_PRECISION": kind}
         properties["INFERENCE_NUM_THREADS"] = settings.num_threads
+        if settings.form in _ROUNDED:
+            properties["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = _ROUNDED[settings.form]
+        self._form = settings.form
         self._guesses_by = settings.guesses_by
         if settings.guesses_by == NGRAM:
             properties["prompt_lookup"] = True
@@ -50,7 +78,8 @@ class OpenvinoGenai:
     def describe(self) -> str:
         """See `EngineAdapter`."""
         version = self._genai.__version__
-        return f"openvino-genai {version}, {self._weights} weights, computes and keeps KV in {_precision()}"
+        rounded = {PLAIN: "", INT8: "", INT4: ""}.get(self._form, f", activations rounded to int8 ({self._form})")
+        return f"openvino-genai {version}, {self._weights} weights{rounded}, computes and keeps KV in {_precision()}"
 
     def prefill_s(self, prompt: list[int]) -> float:
         """See `EngineAdapter`."""

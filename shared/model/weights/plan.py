@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import torch
@@ -24,9 +24,9 @@ RATES = (
     *(f"{name}_proj" for name in ("b", "f_a", "f_b", "g_a", "g_b")),
 )
 """Projections to rates, decays and gates of lower rank."""
-Quantization = Literal["auto", "int8", "int4", "fp8", "w8a8"]
-"""auto: as the checkpoint has its weights; else the kind that plain ones are rounded to while they are read. w8a8:
-int8, and activations too where the computation is in 16 bits."""
+Quantization = Literal["auto", "int8", "int4", "fp8", "w8a8", "w4a8"]
+"""auto: as the checkpoint has its weights; else the kind that plain ones are rounded to while they are read. w8a8
+and w4a8: int8 and int4, and activations to int8 too where the computation is in 16 bits."""
 AS_STORED: Quantization = "auto"
 QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
 
@@ -107,7 +107,7 @@ def _named(spec: LinearSpec) -> str:
 
 
 def rounding_specs(
-    config: ModelConfig, shapes: Mapping[str, tuple[int, ...]], kind: Kind | Literal["w8a8"]
+    config: ModelConfig, shapes: Mapping[str, tuple[int, ...]], kind: Kind | Literal["w8a8", "w4a8"]
 ) -> dict[str, LinearSpec]:
     """The forms that plain projections are rounded to: int8 and fp8 with a scale a row, int4 with one a group. The
     output projection has 8 bits at least, and what it is multiplied with is not rounded: its errors are the answer's.
@@ -129,9 +129,12 @@ def rounding_specs(
     return specs if head is None else {**specs, TIED_NAME: head}
 
 
-def _rounding(kind: Kind | Literal["w8a8"], in_size: int) -> LinearSpec | None:
+def _rounding(kind: Kind | Literal["w8a8", "w4a8"], in_size: int) -> LinearSpec | None:
     if kind == "w8a8":
         return LinearSpec("int8", 0, rounds_input=True)
+    if kind == "w4a8":
+        spec = int4_spec(in_size)
+        return None if spec is None else replace(spec, rounds_input=True)
     return int4_spec(in_size) if kind == "int4" else LinearSpec(kind, 0)
 
 

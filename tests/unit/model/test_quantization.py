@@ -250,10 +250,10 @@ def test_activations_are_rounded_where_the_checkpoint_says_a_scale_a_token(tmp_p
     assert plan.kinds == ("w8a8" if rounds else "int8")
 
 
-@pytest.mark.parametrize("stored", [True, False])
-def test_w8a8_in_16_bits_is_what_rounded_rows_give_and_in_32_bits_they_are_not_rounded(tmp_path, folders, stored):
+@pytest.mark.parametrize(("kind", "stored"), [("w8a8", True), ("w8a8", False), ("w4a8", False)])
+def test_in_16_bits_rows_are_rounded_too_and_in_32_bits_they_are_not(tmp_path, folders, kind, stored):
     folder = folders("w8a8") if stored else tmp_path
-    rounding = "auto" if stored else "w8a8"
+    rounding = "auto" if stored else kind
     if not stored:
         write_random_checkpoint(tmp_path, hidden_size=64, num_heads=4, head_dim=16)
 
@@ -263,7 +263,7 @@ def test_w8a8_in_16_bits_is_what_rounded_rows_give_and_in_32_bits_they_are_not_r
 
     exact = logits("torch", torch.float32, rounding)
     if not stored:
-        assert exact.equal(logits("torch", torch.float32, "int8"))
+        assert exact.equal(logits("torch", torch.float32, {"w8a8": "int8", "w4a8": "int4"}[kind]))
     ours, expected = (logits(kernels, torch.bfloat16, rounding) for kernels in ("auto", "torch"))
     assert (ours - expected).abs().max() < 0.03 * expected.abs().max()
     assert (ours - exact).abs().max() > 0
@@ -347,13 +347,14 @@ def test_any_configuration_is_read_or_refused_by_name(folders, storage):
     assert 100 < refused < 2000
 
 
-@pytest.mark.parametrize("kind", ["int8", "int4", "fp8", "w8a8"])
+@pytest.mark.parametrize("kind", ["int8", "int4", "fp8", "w8a8", "w4a8"])
 def test_rounding_a_plain_checkpoint_gives_what_its_rounded_weights_give(tmp_path, kind):
     write_random_checkpoint(tmp_path, hidden_size=64, num_heads=4, head_dim=16, tie=True)
     rounding = Decoder.load(tmp_path, torch.float32, "cpu", kernels="torch", quantization=kind)
-    assert rounding.quantization == {"int4": "int4+int8", "w8a8": "int8+w8a8"}.get(kind, kind)
+    kinds = {"int4": "int4+int8", "w8a8": "int8+w8a8", "w4a8": "int8+w4a8"}
+    assert rounding.quantization == kinds.get(kind, kind)
     plain = Decoder.load(tmp_path, torch.float32, "cpu", kernels="torch")
-    assert rounding.projection_bytes < plain.projection_bytes * (0.3 if kind == "int4" else 0.31)
+    assert rounding.projection_bytes < plain.projection_bytes * (0.3 if "4" in kind else 0.31)
     with Checkpoint.of(tmp_path) as checkpoint:
         specs = WeightPlan.make(checkpoint, plain.config, kind).specs
     tensors = load_file(tmp_path / "model.safetensors")
@@ -414,8 +415,8 @@ def test_a_quantized_checkpoint_is_not_rounded_again(folders):
 def test_fingerprints_tell_storages_and_roundings_apart(tmp_path, folders):
     found = {fingerprint(folders(name), "float32") for name in ("int4 groups", "awq", "gptq", "w8a8")}
     write_random_checkpoint(tmp_path)
-    found |= {fingerprint(tmp_path, "float32", kind) for kind in ("auto", "int8", "int4", "fp8", "w8a8")}
-    assert len(found) == 9
+    found |= {fingerprint(tmp_path, "float32", kind) for kind in ("auto", "int8", "int4", "fp8", "w8a8", "w4a8")}
+    assert len(found) == 10
 
 
 def test_a_rank_whose_columns_split_a_group_is_refused_with_both_numbers(tmp_path):

@@ -161,7 +161,7 @@ class AnyProduct {
   void run(int64_t task) const { visit([&](const auto& of) { of.run(task); }); }
 
  private:
-  using Vectors = CodedProduct<T, RoundedVectors<T>>;
+  using Vectors = RoundedProduct<T>;
 #ifdef TANDEM_AMX
   template <typename Codes>
   using Opened = CodedProduct<bf16, OpenedTiles<Codes>>;

@@ -6,6 +6,8 @@
 // each in 64 bytes, then outputs 16 to 31, or of 4 bits both in 64 bytes, the first 16 outputs in lower nibbles.
 #pragma once
 
+#include <bit>
+
 #include "codes.h"
 #include "kv_codes.h"
 
@@ -55,17 +57,53 @@ struct SpanCodes {
   }
 };
 
-// c[R][32] = R rows' codes times a span's, for outputs [16 First, 16 (First + V)).
-template <int R, int First, int V, int Bits>
+// Lines of rows and codes that are read later, asked for a little each step.
+struct Later {
+  const std::byte *rows, *codes;
+  int64_t rows_step, codes_step;  // bytes a step
+
+  [[gnu::always_inline]] void fetch() {
+    __builtin_prefetch(rows, 0, 2);
+    __builtin_prefetch(codes, 0, 2);
+    move(1);
+  }
+  void move(int64_t steps) { rows += rows_step * steps, codes += codes_step * steps; }
+};
+
+// Sums of products less the sum of a row's codes, all_words of it as RoundedRows keeps it, times their middle, as fp32. With
+// codes of 4 bits all is below 2^24, and exact in fp32.
+template <int Bits>
+inline Floats whole_of(Words sum, Words of_row, Words middle) {
+  if constexpr (Bits == 8) return signed_floats(minus(sum, times(of_row, middle)));
+  return minus_product(signed_floats(sum), as_floats(of_row), signed_floats(middle));
+}
+
+// Scales of a span's 16 outputs, and the middles of their codes.
+template <int Bits>
+struct Scaling {
+  Floats scale;
+  Words middle;
+
+  Scaling(const Span& span, bool has_zeros, int v)
+      : scale(load((const float*)span.head + 16 * v)),
+        middle(has_zeros ? unsigned_bytes(span.head + 4 * kColumns + 16 * v) : all_words(Bits == 8 ? 128 : 8)) {}
+  void add(Words sum, int32_t of_row, float* c) const {
+    store(c, plus_product(load(c), whole_of<Bits>(sum, all_words(uint32_t(of_row)), middle), scale));
+  }
+};
+
+// part[R][32] = R rows' codes times a span's, for outputs [16 First, 16 (First + V)). Streams: codes come from memory. What is
+// scaled beside sums would take their registers.
+template <int R, int First, int V, int Bits, bool Streams>
 __attribute__((always_inline)) inline void rounded_pass(
-    const float* row, const SpanCodes<Bits>& codes, int64_t depth, bool prefetches, int32_t* c) {
+    const float* row, SpanCodes<Bits> codes, int64_t depth, Later later, int32_t* part) {
   Words sums[R][V];
 #pragma GCC unroll 14
   for (int r = 0; r < R; r++)
 #pragma GCC unroll 2
     for (int v = 0; v < V; v++) sums[r][v] = no_words();
   for (int64_t k = 0; k < depth; k += kQuad, row += R * kQuadWords) {
-    if (First == 0 && prefetches) codes.prefetch(k);
+    if constexpr (First == 0) Streams ? codes.prefetch(k) : later.fetch();
     Quads w[V];
 #pragma GCC unroll 2
     for (int v = 0; v < V; v++) w[v] = quads_of(codes.half(k, First + v));
@@ -77,7 +115,7 @@ __attribute__((always_inline)) inline void rounded_pass(
 #pragma GCC unroll 14
   for (int r = 0; r < R; r++)
 #pragma GCC unroll 2
-    for (int v = 0; v < V; v++) store_words(c + r * kColumns + 16 * (First + v), sums[r][v]);
+    for (int v = 0; v < V; v++) store_words(part + r * kColumns + 16 * (First + v), sums[r][v]);
 }
 
 // Rows of x in codes: laid out by `Lay`, with a scale each and the sum of each span.
@@ -92,16 +130,16 @@ class RoundedRows {
   float* codes() const { return codes_; }
   // c[count][32] += the scales times part [count][32], of rows `first` and so on, codes taken from their middle.
   void add_scaled(const int32_t* part, int64_t first, int count, const Span& span, float* c) const {
-    for (int v = 0; v < 2; v++) {
-      const Floats scale = load((const float*)span.head + 16 * v);
-      const Words middle =
-          form_.has_zeros ? unsigned_bytes(span.head + 4 * kColumns + 16 * v) : all_words(form_.bits == 8 ? 128 : 8);
-      for (int r = 0; r < count; r++) {
-        float* out = c + r * kColumns + 16 * v;
-        const Words moved = times(all_words(uint32_t(sums_[(first + r) * spans_ + span.number])), middle);
-        const Words whole = minus(load_words(part + r * kColumns + 16 * v), moved);
-        store(out, plus_product(load(out), signed_floats(whole), scale));
-      }
+    form_.bits == 8 ? add_scaled<8>(part, first, count, span, c) : add_scaled<4>(part, first, count, span, c);
+  }
+  template <int Bits>
+  [[gnu::always_inline]] void add_scaled(const int32_t* part, int64_t first, int count, const Span& span, float* c) const {
+    const Scaling<Bits> low(span, form_.has_zeros, 0), high(span, form_.has_zeros, 1);
+    const int32_t* of_row = sums_ + first * spans_ + span.number;
+#pragma GCC unroll 2
+    for (int r = 0; r < count; r++, of_row += spans_, part += kColumns, c += kColumns) {
+      low.add(load_words(part), *of_row, c);
+      high.add(load_words(part + 16), *of_row, c + 16);
     }
   }
   void scale(int64_t first, int count, float* c) const {  // c [count][32]
@@ -120,7 +158,7 @@ class RoundedRows {
       for (int64_t s = 0; s < form_.group; s += kMostK) {
         int32_t sum = 0;
         for (int64_t i = s; i < std::min(s + kMostK, form_.group); i++) sum += out[g + i];
-        sums_[span++] = sum;
+        sums_[span++] = form_.bits == 4 ? std::bit_cast<int32_t>(float(sum)) : sum;
       }
   }
 
@@ -133,28 +171,32 @@ class RoundedRows {
   float* scales_;
 };
 
-// What products by vectors are made of: see CodedProduct.
+// Asks for the lines of y [rows][32] before they are written: in a matrix as wide as a projection each row is a page of its own.
 template <typename T>
-class RoundedVectors {
+void fetch_output(const T* y, int64_t y_step, int rows) {
+  for (int r = 0; r < rows; r++)
+    for (int64_t at = 0; at < kColumns; at += 64 / sizeof(T)) __builtin_prefetch(y + r * y_step + at, 1);
+}
+
+// Products of rows in codes by vectors, a few panels at a time: rows meet up to kMostK of each while both are in the cache.
+template <typename T>
+class RoundedProduct {
  public:
-  static constexpr int64_t kOpenBytes = 0;  // of a k and panel: codes are multiplied where they lie
+  RoundedProduct(
+      const Operands<T>& o, const std::byte* weight, int64_t panel_stride, const Form& form, const T* bias, float* scratch,
+      int64_t k, int64_t n, int64_t task_work)
+      : o_(o), weight_(weight), panel_stride_(panel_stride), form_(form), bias_(bias), k_(k), tiles_(o.m, kTile),
+        rows_(o, form, k, scratch, words(k)), panels_(n / kColumns), chunks_(tasks_of(o.m, kChunkRows)),
+        grain_(tiles_.count == 1 ? std::max<int64_t>(1, task_work / (kColumns * k * (o.m + 8))) : kTaskPanels),
+        block_(form.group >= kMostK ? kMostK : kMostK / form.group * form.group) {}
 
-  RoundedVectors(const Operands<T>& o, const Form& form, int64_t k, float* scratch)
-      : form_(form), k_(k), tiles_(o.m, kDirectTile), rows_(o, form, k, scratch, words(k)) {}
-
-  static int64_t words(int64_t k) { return k / kQuad * kQuadWords; }
-  int64_t row_bytes() const { return words(k_) * 4; }
-  int64_t most_k() const { return kMostK; }
-  int64_t units() const { return tiles_.count; }
-  int64_t first(int64_t unit) const { return tiles_.first(unit); }
-  int size(int64_t unit) const { return tiles_.size(unit); }
-
-  void lay(int64_t unit) const {
+  int64_t lay_tasks() const { return tiles_.count; }
+  void lay(int64_t tile) const {
     thread_local Workspace workspace;
-    const int rows = size(unit);
+    const int rows = tiles_.size(tile);
     int8_t* codes = (int8_t*)workspace.floats(rows * k_ / 4);
-    for (int r = 0; r < rows; r++) rows_.round(first(unit) + r, codes + r * k_);
-    float* out = rows_.codes() + first(unit) * words(k_);
+    for (int r = 0; r < rows; r++) rows_.round(tiles_.first(tile) + r, codes + r * k_);
+    float* out = rows_.codes() + tiles_.first(tile) * words(k_);
     for (int64_t w = 0; w < k_ / kQuad; w += 16) {
       const int64_t count = std::min<int64_t>(16, k_ / kQuad - w);
       Words v[16];
@@ -167,36 +209,117 @@ class RoundedVectors {
     }
   }
 
-  struct State {};
-  const std::byte* open(const std::byte* codes, int64_t, std::byte*) const { return codes; }
-
-  void add_product(State&, int64_t unit, const Span& span, const std::byte* codes, bool, bool is_first, float* c) const {
-    alignas(64) int32_t part[kRows * kColumns];
-    with_rows(size(unit), [&](auto r) {
-      const float* a = rows_.codes() + first(unit) * words(k_) + words(span.k) * r.value;
-      if (form_.bits == 8)
-        multiply<r.value>(a, SpanCodes<8>{codes}, span.depth, is_first, part);
-      else
-        multiply<r.value>(a, SpanCodes<4>{codes}, span.depth, is_first, part);
+  int64_t tasks() const { return chunks_ * tasks_of(panels_, grain_); }
+  void run(int64_t task) const {
+    const int64_t of_chunk = tasks_of(panels_, grain_), chunk = task / of_chunk;
+    const int64_t low = chunk * tiles_.count / chunks_, high = (chunk + 1) * tiles_.count / chunks_;
+    if (low == high) return;
+    run_range(task % of_chunk, panels_, grain_, [&](int64_t first, int64_t last) {
+      const int64_t together = high - low == 1 ? 1 : last - first;
+      for (; first < last; first += together) multiply(low, high, first, together);
     });
-    rows_.add_scaled(part, first(unit), size(unit), span, c);
   }
 
-  void finish_unit(int64_t unit, float* c) const { rows_.scale(first(unit), size(unit), c); }
-
  private:
+  static constexpr int64_t kChunkRows = 512;  // whose sums are kept while blocks are multiplied
+  // Rows of a tile: sums of all leave registers for two of codes that are multiplied where they lie.
+  static constexpr int64_t kTile = kQuadWords == 1 ? kRows : kDirectTile;
+
+  static int64_t words(int64_t k) { return k / kQuad * kQuadWords; }
+  const float* rows_at(int64_t tile, int64_t k) const {
+    return rows_.codes() + tiles_.first(tile) * words(k_) + words(k) * tiles_.size(tile);
+  }
+  int64_t depth(int64_t k) const {  // of the block that begins there
+    return form_.group > block_ ? std::min(block_, form_.group - k % form_.group) : std::min(block_, k_ - k);
+  }
+  int64_t place(int64_t k) const {  // of a block's first byte in its panel
+    return k / form_.group * form_.group_bytes() + (k % form_.group ? form_.head_bytes() + form_.codes_bytes(k % form_.group) : 0);
+  }
+
+  // Tiles [low, high) times panels [panel, panel + count), block by block of k.
+  void multiply(int64_t low, int64_t high, int64_t panel, int64_t count) const {
+    thread_local Workspace workspace;
+    const int64_t top = tiles_.first(low), rows = tiles_.first(high) - top;
+    float* c = workspace.floats(count * rows * kColumns);
+    int64_t number = 0;
+    for (int64_t k = 0; k < k_;) {
+      const int64_t end = k + depth(k);
+      for (int64_t tile = low; tile < high; tile++)
+        for (int64_t p = 0; p < count; p++) {
+          float* sums = c + (p * rows + tiles_.first(tile) - top) * kColumns;
+          if (k == 0) std::fill(sums, sums + tiles_.size(tile) * kColumns, 0.0f);
+          if (end == k_) fetch_output(output(tiles_.first(tile), panel + p), o_.y_step, tiles_.size(tile));
+          const Later later = later_of(low, high, tile, panel, p, count, k, end);
+          with_rows(tiles_.size(tile), [&](auto r) {
+            form_.bits == 8 ? add<r.value, 8>(tile, panel + p, k, end, number, tile == low, later, sums)
+                            : add<r.value, 4>(tile, panel + p, k, end, number, tile == low, later, sums);
+          });
+          if (end == k_) put(tile, panel + p, sums);
+        }
+      number += (end - k + form_.group - 1) / form_.group;
+      k = end;
+    }
+  }
+  // c += the products of a block, k [k, end); its first span's number among all.
   template <int R, int Bits>
-  static void multiply(const float* a, const SpanCodes<Bits>& codes, int64_t depth, bool prefetches, int32_t* part) {
+  void add(
+      int64_t tile, int64_t panel, int64_t k, int64_t end, int64_t number, bool is_first, Later later, float* c) const {
+    alignas(64) int32_t part[R * kColumns];
+    const std::byte* base = weight_ + panel * panel_stride_;
+    const float* row = rows_at(tile, k);
+    for (; k < end; number++) {
+      const int64_t group = k / form_.group, depth = std::min(end, (group + 1) * form_.group) - k;
+      const std::byte* head = base + group * form_.group_bytes();
+      const Span span{number, k, depth, head};
+      const SpanCodes<Bits> codes{head + form_.head_bytes() + form_.codes_bytes(k % form_.group)};
+      is_first ? multiply_span<R, Bits, true>(row, codes, depth, later, part)
+               : multiply_span<R, Bits, false>(row, codes, depth, later, part);
+      rows_.template add_scaled<Bits>(part, tiles_.first(tile), R, span, c);
+      row += words(depth) * R;
+      later.move(depth / kQuad);
+      k += depth;
+    }
+  }
+  template <int R, int Bits, bool Streams>
+  __attribute__((noinline)) static void multiply_span(
+      const float* row, SpanCodes<Bits> codes, int64_t depth, Later later, int32_t* part) {
     if constexpr (kVectors == 32 || R <= 2) {
-      rounded_pass<R, 0, 2>(a, codes, depth, prefetches, part);
+      rounded_pass<R, 0, 2, Bits, Streams>(row, codes, depth, later, part);
     } else {
-      rounded_pass<R, 0, 1>(a, codes, depth, prefetches, part);
-      rounded_pass<R, 1, 1>(a, codes, depth, prefetches, part);
+      rounded_pass<R, 0, 1, Bits, Streams>(row, codes, depth, later, part);
+      rounded_pass<R, 1, 1, Bits, Streams>(row, codes, depth, later, part);
     }
   }
 
+  // Of the next tile's rows the part for this panel of `count`; and of the codes that are multiplied next, those of the
+  // next block or of the panels that come after the other threads' ones, the part for this tile.
+  Later later_of(
+      int64_t low, int64_t high, int64_t tile, int64_t panel, int64_t p, int64_t count, int64_t k, int64_t end) const {
+    const int64_t steps = (end - k) / kQuad, after = end < k_ ? end : 0, next_panel = panel + p + (after ? 0 : count * num_threads());
+    const bool is_last = tile + 1 == high;
+    const int64_t next = is_last ? low : tile + 1;
+    const int64_t row_bytes = 4 * kQuadWords * tiles_.size(next), step = (row_bytes + count - 1) / count;
+    const std::byte* rows = (const std::byte*)rows_at(next, is_last ? after : k) + p * step * steps;
+    if (next_panel >= panels_) return {rows, rows, step, step};
+    const int64_t bytes = place(after + depth(after)) - place(after), share = bytes / (high - low) + 1;
+    const std::byte* codes = weight_ + next_panel * panel_stride_ + place(after) + (tile - low) * share;
+    return {rows, codes, step, share / steps + 1};
+  }
+
+  T* output(int64_t row, int64_t panel) const { return o_.y + row * o_.y_step + panel * kColumns; }
+  void put(int64_t tile, int64_t panel, float* sums) const {
+    const int64_t row = tiles_.first(tile);
+    rows_.scale(row, tiles_.size(tile), sums);
+    finish(sums, tiles_.size(tile), bias_ ? bias_ + panel * kColumns : nullptr, output(row, panel), o_.y_step);
+  }
+
+  Operands<T> o_;
+  const std::byte* weight_;
+  int64_t panel_stride_;
   Form form_;
+  const T* bias_;
   int64_t k_;
   Tiles tiles_;
   RoundedRows<T> rows_;
+  int64_t panels_, chunks_, grain_, block_;
 };

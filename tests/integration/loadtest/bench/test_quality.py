@@ -53,7 +53,10 @@ def test_no_form_costs_more_than_its_bound(rows, form):
 
 
 def test_activations_in_int8_cost_no_more_than_weights_may(texts):
-    int8, w8a8 = judge(DEMO, DEMO, forms_of(["int8", "w8a8"], torch.bfloat16), texts, torch.bfloat16)
+    forms = forms_of(["int8", "w8a8", "int4", "w4a8"], torch.bfloat16)
+    int8, w8a8, int4, w4a8 = judge(DEMO, DEMO, forms, texts, torch.bfloat16)
+    assert w4a8.change <= BOUNDS["int4"][0]
+    assert w4a8.kl < 1.2 * int4.kl
     assert w8a8.change <= 0.005
     assert w8a8.top1 >= 0.96
     assert w8a8.kl > int8.kl > 0

@@ -37,7 +37,9 @@ with more headroom is better; the present one is kept until it is twice that beh
 WORTH = 1.25
 """A split has to be worth this many times what all workers doing both are. Hand-offs, workers of one part that wait for
 the other, and what a mean mix does not say cost a tenth to a quarter of what the steps let expect. It has to be worth
-as much more as the mean prompt may be wrong by: else it would turn with each long prompt of a slow stream."""
+as much more as the mean prompt may be wrong by, beyond KNOWN: else it turns with each long prompt of a slow stream."""
+KNOWN = 0.05
+"""Relative error up to which a mean prompt is known: so much is in WORTH."""
 MOST_SPLITS = 40
 """Most splits that are compared; of a larger fleet an even choice and the neighbours of the present one."""
 SHORT = 0.1
@@ -236,13 +238,18 @@ def _best(room: Mapping[int, float], in_time: Mapping[int, tuple[float, Mix]], s
     """How many workers are to decode of `size`, where `now` do."""
     most = max(share for share, _ in in_time.values())
     value = {
-        count: share * max(1.0, room[count] / RESERVE) / (WORTH * (1.0 + mix.prompt_error) if count < size else 1.0)
+        count: share * max(1.0, room[count] / RESERVE) / (_worth(mix) if count < size else 1.0)
         for count, (share, mix) in in_time.items()
     }
     alike = [count for count in value if count == size or in_time[count][0] >= most - ALIKE]
     best = max(alike, key=value.__getitem__)
     is_near = now and (now == size or in_time[now][0] >= most - 2 * ALIKE)
     return now if is_near and value[best] <= GAIN * value[now] else best
+
+
+def _worth(mix: Mix) -> float:
+    """How many times what all workers doing both are worth a split has to be."""
+    return WORTH * (1.0 + max(0.0, mix.prompt_error - KNOWN))
 
 
 def _counts(size: int, now: int) -> list[int]:

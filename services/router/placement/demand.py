@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
-from statistics import fmean, pstdev
 
 from services.router.placement.lengths import AnswerLife, Lengths
 from services.router.placement.views import Work
@@ -58,11 +57,14 @@ class Mix:
     @property
     def prompt_error(self) -> float:
         """Standard error of the mean prompt, relative to it: of few requests that are unlike the mean says little."""
-        return pstdev(self.lens) / fmean(self.lens) / math.sqrt(max(1.0, self.num_seen))
+        lens = self.lens
+        mean = sum(lens) / len(lens)
+        variance = sum([(num - mean) ** 2 for num in lens]) / len(lens)
+        return math.sqrt(variance / max(1.0, self.num_seen)) / mean
 
     def cut(self, most: float, part: float) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Of the prompts with at most so many tokens to compute: (the shorter ones, the longest ones that have that
-        part of all their tokens)."""
+        """The prompts of at most `most` tokens to compute, longer ones left out, in two groups: (the shorter ones, the
+        longer ones, which have the share `part` of the tokens of both)."""
         lens = self.lens[: bisect_right(self.lens, most)]
         first, left = len(lens), part * sum(lens)
         while first and left > 0:

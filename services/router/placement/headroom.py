@@ -106,8 +106,8 @@ class Headroom:
         return 1.0 - late / len(mix.lens)
 
     def _burst(self, kind: Kind, num_answers: float, mix: Mix) -> float:
-        """Tokens of a prompt that a worker computes a second beside so many answers, which are ahead of their target;
-        none where a step of it takes longer than the target for TTFT."""
+        """How many tokens of a prompt a worker computes a second beside `num_answers` answers that have time to spare:
+        its steps may be longer than their target for TPOT. 0 where a step takes longer than the target for TTFT."""
         burst = self._pace(kind, num_answers, mix, GAP_TARGETS / AIM * self._tpot_s)
         return burst.tokens_a_second if burst.step_s <= self._ttft_s else 0.0
 

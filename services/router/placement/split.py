@@ -56,6 +56,17 @@ class Split(NamedTuple):
     """How many times the demand the fleet has room for with it; infinite where there is none."""
 
 
+class Served(NamedTuple):
+    """What a number of workers that decode would serve, the longest prompts refused first where not all have room."""
+
+    share: float
+    """Of the requests, those in time by both targets at RESERVE times the demand."""
+    mix: Mix
+    """What is left to be served."""
+    room: float
+    """How many times that mix there is room for."""
+
+
 class SplitController:
     """Chooses the workers that decode."""
 
@@ -153,15 +164,14 @@ class SplitController:
         if not rooms:
             return everyone
         excess = self._excess(known, mix)
-        in_time = self._in_time(kinds, rooms, excess, now_s)
+        found = self._in_time(kinds, rooms, excess, now_s)
         size, now = len(known), sum(view.name in self.split.decodes for view in known)
-        best = _best(rooms, in_time, size, now)
-        served = in_time[best][1]
+        best = _best(rooms, found, size, now)
+        _, served, room = found[best]
         kinds = self.headroom.at(served, kinds)
         names = [name for kind in kinds for name in kind.names]
         unknown = [view.name for view in views if view.times is None]
         shares = shares_of(kinds, best)
-        room = self.headroom.room(kinds, best, excess * self.headroom.answers(served), served)
         room *= self.headroom.left_by_hand_off(best, size, served)
         rate = min(mix.rate, served.rate * room)
         used = rate / max(served.rate * room, 1e-9)
@@ -176,45 +186,44 @@ class SplitController:
         }
         return Split(chosen | frozenset(unknown), rooms[best])
 
-    def _in_time(
-        self, kinds: Sequence[Kind], counts: Iterable[int], excess: float, now_s: float
-    ) -> dict[int, tuple[float, Mix]]:
-        """By number of workers that decode: the share of the requests that are in time at RESERVE times the demand,
-        where the longest ones are refused first, and the mix of the others."""
+    def _in_time(self, kinds: Sequence[Kind], counts: Iterable[int], excess: float, now_s: float) -> dict[int, Served]:
+        """By number of workers that decode."""
         times, short_s = kinds[0].prompt_times, SHORT * self._ttft_s
 
         def cost(own: Work) -> float:
             return max(short_s, own.tokens * times.token_s + own.pairs * times.attention_s)
 
         parts = [(share, mix, self.headroom.at(mix, kinds)) for share, mix in self.demand.cheapest(now_s, cost)]
-        found: dict[int, tuple[float, Mix]] = {}
+        found: dict[int, Served] = {}
         for count in counts:
-            served, place = self._served(parts, count, excess)
+            share, place, room = self._served(parts, count, excess)
             _, mix, there = parts[place]
-            answers = excess * self.headroom.answers(mix)
-            room = self.headroom.room(there, count, answers, mix)
-            served *= self.headroom.long_enough(there, count, mix, self.demand)
-            used = min(USED, 1 / max(room, 1.0))
-            found[count] = served * self.headroom.in_time(there, count, room, used, answers, mix), mix
+            share *= self.headroom.long_enough(there, count, mix, self.demand)
+            used, answers = min(USED, 1 / max(room, 1.0)), excess * self.headroom.answers(mix)
+            share *= self.headroom.in_time(there, count, room, used, answers, mix)
+            found[count] = Served(share, mix, room)
         return found
 
     def _served(
         self, parts: Sequence[tuple[float, Mix, Sequence[Kind]]], count: int, excess: float
-    ) -> tuple[float, int]:
-        """(the share of the requests for which there is room, the place of the mix that is nearest to it)."""
+    ) -> tuple[float, int, float]:
+        """(the share of the requests for which there is room at RESERVE times the demand, the place of the mix that is
+        nearest to it, how many times that mix there is room for)."""
+        rooms: dict[int, float] = {}
 
         def room(place: int) -> float:
             _, mix, kinds = parts[place]
             size = sum(len(kind.names) for kind in kinds)
             left = self.headroom.left_by_hand_off(count, size, mix) / RESERVE
-            return self.headroom.room(kinds, count, excess * self.headroom.answers(mix), mix) * left
+            rooms[place] = self.headroom.room(kinds, count, excess * self.headroom.answers(mix), mix)
+            return rooms[place] * left
 
         least, most, before = 0, len(parts) - 1, room(0)
         if before >= 1.0:
-            return 1.0, 0
+            return 1.0, 0, rooms[0]
         after = room(most) if most else before
         if after < 1.0:
-            return parts[most][0] * after, most
+            return parts[most][0] * after, most, rooms[most]
         while most - least > 1:
             middle = (least + most) // 2
             there = room(middle)
@@ -223,9 +232,9 @@ class SplitController:
             else:
                 least, before = middle, there
         if before <= 0.0:
-            return parts[most][0], most
+            return parts[most][0], most, rooms[most]
         part = (1 - 1 / after) / max(1 / before - 1 / after, 1e-9)  # what is left out makes room in proportion
-        return parts[most][0] + part * (parts[least][0] - parts[most][0]), most
+        return parts[most][0] + part * (parts[least][0] - parts[most][0]), most, rooms[most]
 
     def _excess(self, known: Sequence[WorkerView], mix: Mix) -> float:
         """How many times as many answers run as the mix lets expect, where more do: before long ones have ended, they
@@ -234,16 +243,16 @@ class SplitController:
         return max(1.0, running / self.headroom.answers(mix))
 
 
-def _best(room: Mapping[int, float], in_time: Mapping[int, tuple[float, Mix]], size: int, now: int) -> int:
+def _best(room: Mapping[int, float], served: Mapping[int, Served], size: int, now: int) -> int:
     """How many workers are to decode of `size`, where `now` do."""
-    most = max(share for share, _ in in_time.values())
+    most = max(found.share for found in served.values())
     value = {
-        count: share * max(1.0, room[count] / RESERVE) / (_worth(mix) if count < size else 1.0)
-        for count, (share, mix) in in_time.items()
+        count: found.share * max(1.0, room[count] / RESERVE) / (_worth(found.mix) if count < size else 1.0)
+        for count, found in served.items()
     }
-    alike = [count for count in value if count == size or in_time[count][0] >= most - ALIKE]
+    alike = [count for count in value if count == size or served[count].share >= most - ALIKE]
     best = max(alike, key=value.__getitem__)
-    is_near = now and (now == size or in_time[now][0] >= most - 2 * ALIKE)
+    is_near = now and (now == size or served[now].share >= most - 2 * ALIKE)
     return now if is_near and value[best] <= GAIN * value[now] else best
 
 

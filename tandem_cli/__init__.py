@@ -2,7 +2,8 @@
 
 import sys
 
-_EXIT_INTERRUPTED = 130
+EXIT_INTERRUPTED = 130
+"""128 + SIGINT, the shells' convention."""
 
 
 def run() -> None:
@@ -10,5 +11,5 @@ def run() -> None:
     try:
         from tandem_cli.main import main
     except KeyboardInterrupt:
-        sys.exit(_EXIT_INTERRUPTED)
+        sys.exit(EXIT_INTERRUPTED)
     main()

@@ -10,8 +10,6 @@ from shared.errors import ConfigError, InvalidRequest, ModelLoadError, NotFound,
 EXIT_FAILED = 1
 EXIT_INVALID = 2
 """The caller has to change something: usage, a setting, a request's field, a model folder, the API key."""
-EXIT_INTERRUPTED = 130
-"""128 + SIGINT, the shells' convention."""
 
 
 def exit_status(error: TandemError) -> int:

@@ -19,7 +19,8 @@ from services.local.supervisor import Died, Restarted
 from shared import process_events
 from shared.errors import TandemError, WorkerLost
 from tandem import AsyncTandemClient, Options
-from tandem_cli.failures import EXIT_INTERRUPTED, report
+from tandem_cli import EXIT_INTERRUPTED
+from tandem_cli.failures import report
 from tandem_cli.split_view import print_summary
 
 EXAMPLE_PROMPT = "In the beginning"

@@ -12,12 +12,13 @@ from typer.core import TyperCommand, TyperGroup
 
 from shared.environment import check_variables
 from shared.errors import TandemError
+from tandem_cli import EXIT_INTERRUPTED
 from tandem_cli.cache import build_cache_app
 from tandem_cli.chat import chat
 from tandem_cli.dataclass_options import spread
 from tandem_cli.drain import drain, undrain
 from tandem_cli.explain import explain
-from tandem_cli.failures import EXIT_INTERRUPTED, exit_status, report
+from tandem_cli.failures import exit_status, report
 from tandem_cli.fit.command import fit
 from tandem_cli.generate import generate
 from tandem_cli.preflight import preflight

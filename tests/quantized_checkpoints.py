@@ -20,6 +20,8 @@ GROUP = 32
 
 Packed = tuple[dict[str, Tensor], Tensor]
 """Tensors by the end of their names, and the weight that they stand for, fp32."""
+Change = Callable[[dict[str, Tensor], dict[str, Any]], object]
+"""Changes tensors and `quantization_config` of a checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,17 @@ class Storage:
 
     config: dict[str, Any]
     pack: Callable[[Tensor, torch.Generator], Packed]
+
+
+def changed_copy(folder: Path, to: Path, change: Change) -> Path:
+    """A copy of a checkpoint with that change."""
+    config = json.loads((folder / "config.json").read_text())
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors, config["quantization_config"])
+    to.mkdir()
+    (to / "config.json").write_text(json.dumps(config))
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, to / "model.safetensors")
+    return to
 
 
 def write_quantized(source: Path, storage: Storage, quantized: Path, opened: Path, *, head: bool = False) -> None:

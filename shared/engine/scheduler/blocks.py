@@ -118,15 +118,9 @@ class GrowthReserve:
             for sequence in sequences:
                 total += self.of_newcomer(sequence, sequence.num_held_blocks)
             return total
-        block_size, expected = self._groups.block_size, self._lengths.expected
+        block_size = self._groups.block_size
         for sequence in sequences:
-            num_tokens = len(sequence.token_ids)
-            if sequence.goal is Goal.COMPLETION:  # as `_expected_tokens`, in the loop that each load report runs
-                num_prompt_tokens = sequence.num_prompt_tokens
-                num_tokens = num_prompt_tokens + expected(num_tokens - num_prompt_tokens)
-                if num_tokens > sequence.max_tokens_total:
-                    num_tokens = sequence.max_tokens_total
-            missing = -(-num_tokens // block_size) - len(sequence.block_ids)
+            missing = -(-self._expected_tokens(sequence) // block_size) - len(sequence.block_ids)
             if missing > 0:
                 total += missing
         return total

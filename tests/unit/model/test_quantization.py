@@ -26,7 +26,7 @@ from shared.model.weights.loader import fingerprint
 from shared.model.weights.plan import WeightPlan
 from shared.model.weights.tensor_reader import TensorReader
 from tests.integration.engine.families import write_family
-from tests.quantized_checkpoints import STORAGES, write_mxfp4, write_quantized
+from tests.quantized_checkpoints import STORAGES, Change, changed_copy, write_mxfp4, write_quantized
 from tests.unit.model.paged_run import prompt_logits
 
 MODULE = "model.layers.0.self_attn.q_proj"
@@ -49,17 +49,6 @@ def folders(tmp_path_factory) -> Callable[[str], Path]:
     return folder
 
 
-def damaged(folder: Path, to: Path, change: Callable[[dict[str, Tensor], dict[str, Any]], None]) -> Path:
-    """A copy whose tensors and `quantization_config` are changed."""
-    config = json.loads((folder / "config.json").read_text())
-    tensors = load_file(folder / "model.safetensors")
-    change(tensors, config["quantization_config"])
-    to.mkdir()
-    (to / "config.json").write_text(json.dumps(config))
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, to / "model.safetensors")
-    return to
-
-
 STATE = "weight.quant_state.bitsandbytes__nf4"
 
 
@@ -76,7 +65,7 @@ def _scheme(config: dict[str, Any]) -> dict[str, Any]:
     return config["config_groups"]["group_0"]["weights"]
 
 
-BAD: dict[str, tuple[str, Callable[[dict[str, Tensor], dict[str, Any]], object], str, str]] = {
+BAD: dict[str, tuple[str, Change, str, str]] = {
     "no scale": ("int4 groups", lambda t, _: t.pop(f"{MODULE}.weight_scale"), f"{MODULE}.weight_scale", "has no scale"),
     "no zeros": ("awq", lambda t, _: t.pop(f"{MODULE}.qzeros"), f"{MODULE}.qzeros", "has no zeros"),
     "no codes": ("gptq", lambda t, _: t.pop(f"{MODULE}.qweight"), f"{MODULE}.qweight", "is missing"),
@@ -191,7 +180,7 @@ BAD: dict[str, tuple[str, Callable[[dict[str, Tensor], dict[str, Any]], object],
 @pytest.mark.parametrize("problem", BAD)
 def test_a_damaged_checkpoint_is_refused_by_tensor_before_weights_are_read(tmp_path, folders, problem, monkeypatch):
     storage, change, tensor, words = BAD[problem]
-    folder = damaged(folders(storage), tmp_path / "model", change)
+    folder = changed_copy(folders(storage), tmp_path / "model", change)
     read: list[str] = []
     pieces = TensorReader.pieces
     monkeypatch.setattr(
@@ -222,7 +211,7 @@ def test_a_damaged_checkpoint_is_refused_by_tensor_before_weights_are_read(tmp_p
     ],
 )
 def test_an_unknown_scheme_is_refused_by_field(tmp_path, folders, storage, change, field):
-    folder = damaged(folders(storage), tmp_path / "model", lambda _, config: config.update(change))
+    folder = changed_copy(folders(storage), tmp_path / "model", lambda _, config: config.update(change))
     with pytest.raises(ModelLoadError) as caught:
         load_config(folder)
     assert str(caught.value.field).endswith(field)
@@ -243,7 +232,7 @@ def test_activations_are_rounded_where_the_checkpoint_says_a_scale_a_token(tmp_p
     def changed(_: object, config: dict[str, Any]) -> None:
         config["config_groups"]["group_0"]["input_activations"].update(change)
 
-    folder = damaged(folders("w8a8"), tmp_path / "model", changed)
+    folder = changed_copy(folders("w8a8"), tmp_path / "model", changed)
     with Checkpoint.of(folder) as checkpoint:
         plan = WeightPlan.make(checkpoint, load_config(folder))
     assert {spec.rounds_input for spec in plan.specs.values()} == {rounds}
@@ -269,7 +258,7 @@ def test_in_16_bits_rows_are_rounded_too_and_in_32_bits_they_are_not(tmp_path, f
     assert (ours - exact).abs().max() > 0
 
 
-MXFP4: dict[str, tuple[Callable[[dict[str, Tensor], dict[str, Any]], object], str, str]] = {
+MXFP4: dict[str, tuple[Change, str, str]] = {
     "no scales": (lambda t, _: t.pop(f"{EXPERTS}.down_proj_scales"), "down_proj_scales", "has no scales"),
     "a scale that is no number": (
         lambda t, _: t[f"{EXPERTS}.down_proj_scales"][1, 2].fill_(255), "down_proj_scales", "no number",
@@ -293,7 +282,7 @@ def test_damaged_experts_in_mxfp4_are_refused_by_tensor(tmp_path, problem):
     source = write_family(tmp_path / "source", "gpt-oss", hidden_size=32, intermediate_size=32)
     write_mxfp4(source, tmp_path / "whole", tmp_path / "opened")
     Decoder.load(tmp_path / "whole", torch.float32, "cpu", kernels="torch")
-    folder = damaged(tmp_path / "whole", tmp_path / "model", change)
+    folder = changed_copy(tmp_path / "whole", tmp_path / "model", change)
     with pytest.raises(ModelLoadError, match=words) as caught:
         Decoder.load(folder, torch.float32, "cpu", kernels="torch")
     assert str(caught.value.details.get("tensor", "")).endswith(tensor)
@@ -390,7 +379,7 @@ def test_a_checkpoint_with_images_names_layers_as_its_tensors(tmp_path, folders)
         quantization["ignore"] = ["language_model.lm_head", "vision_tower.patch"]
 
     plain = folders("int4 groups")
-    folder = damaged(plain, tmp_path / "model", with_images)
+    folder = changed_copy(plain, tmp_path / "model", with_images)
     text = json.loads((folder / "config.json").read_text())
     quantization = text.pop("quantization_config")
     (folder / "config.json").write_text(

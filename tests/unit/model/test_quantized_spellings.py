@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +16,11 @@ from shared.model.checkpoints import write_random_checkpoint
 from shared.model.decoder import Decoder
 from shared.model.families.registry import load_config
 from tests.integration.engine.families import write_family
-from tests.quantized_checkpoints import STORAGES, Packed, Storage, gptq, write_quantized
+from tests.quantized_checkpoints import STORAGES, Change, Packed, Storage, changed_copy, gptq, write_quantized
 from tests.unit.model.paged_run import prompt_logits
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5]
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_heads": 4, "head_dim": 16, "num_layers": 1}
-Change = Callable[[dict[str, Tensor], dict[str, Any]], object]
 
 
 def of_group(**fields: Any) -> Change:
@@ -66,17 +64,6 @@ SPELLINGS: dict[str, tuple[str, Change, str]] = {
 """Name → (storage, what is spelled otherwise, family)."""
 
 
-def changed(folder: Path, to: Path, change: Change) -> Path:
-    """A copy whose tensors and `quantization_config` are changed."""
-    config = json.loads((folder / "config.json").read_text())
-    tensors = load_file(folder / "model.safetensors")
-    change(tensors, config["quantization_config"])
-    to.mkdir()
-    (to / "config.json").write_text(json.dumps(config))
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, to / "model.safetensors")
-    return to
-
-
 def logits(folder: Path) -> Tensor:
     return prompt_logits(Decoder.load(folder, torch.float32, "cpu"), PROMPT, 4)
 
@@ -86,7 +73,7 @@ def test_another_spelling_is_the_same_model(tmp_path, spelling):
     storage, change, family = SPELLINGS[spelling]
     write_family(tmp_path / "source", family, **SIZES)
     write_quantized(tmp_path / "source", STORAGES[storage], tmp_path / "model", tmp_path / "opened")
-    assert logits(changed(tmp_path / "model", tmp_path / "other", change)).equal(logits(tmp_path / "model"))
+    assert logits(changed_copy(tmp_path / "model", tmp_path / "other", change)).equal(logits(tmp_path / "model"))
 
 
 def test_layers_that_gptqmodel_stored_otherwise_are_read_by_their_patterns(tmp_path):
@@ -116,7 +103,7 @@ def test_layers_that_gptqmodel_stored_otherwise_are_read_by_their_patterns(tmp_p
 def test_what_is_not_read_is_refused_by_its_own_field(tmp_path, storage, change, field):
     write_random_checkpoint(tmp_path / "source", **SIZES)
     write_quantized(tmp_path / "source", STORAGES[storage], tmp_path / "model", tmp_path / "opened")
-    folder = changed(tmp_path / "model", tmp_path / "other", lambda _, config: config.update(change))
+    folder = changed_copy(tmp_path / "model", tmp_path / "other", lambda _, config: config.update(change))
     with pytest.raises(ModelLoadError) as caught:
         load_config(folder)
     assert str(caught.value.field).endswith(f".{field}")

@@ -78,7 +78,7 @@ class OpenvinoGenai:
     def describe(self) -> str:
         """See `EngineAdapter`."""
         version = self._genai.__version__
-        rounded = {PLAIN: "", INT8: "", INT4: ""}.get(self._form, f", activations rounded to int8 ({self._form})")
+        rounded = "" if self._form in (PLAIN, INT8, INT4) else f", activations rounded to int8 ({self._form})"
         return f"openvino-genai {version}, {self._weights} weights{rounded}, computes and keeps KV in {_precision()}"
 
     def prefill_s(self, prompt: list[int]) -> float:

@@ -73,7 +73,8 @@ class StepTimes:
         return {way: seconds / num_runs[way] for way, seconds in self._totals_s(lambda _: True).items()}
 
     def rates(self, num_sequences: int) -> dict[str, float]:
-        """By way the tokens a second of the decode steps of so many answers, by the same times."""
+        """By way, its tokens a second in the decode steps that hold `num_sequences` answers, each step taken to last as
+        long as those of its kind."""
         num_tokens = Counter[str]()
         for way, steps in self._runs:
             num_tokens[way] += sum(step.num_tokens for step in steps if step.kind.num_sequences == num_sequences)

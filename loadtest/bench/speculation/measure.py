@@ -254,8 +254,9 @@ def measure(
     bench: Bench, case: str, batch: int, num_tokens: int, pairs: int, warm_up: int, follow: int = 0
 ) -> Iterator[Result]:
     """The rate of each way over that without guesses, median of pairs in turns; what was guessed in it. Then the same
-    by the times of kinds of steps, which a busy moment of the machine does not change. With `follow` so many further
-    answers begin in each place as it becomes free, and rates are of steps in which none is."""
+    by the times of kinds of steps, which a busy moment of the machine does not change. With `follow`, the number of
+    further answers of each place, the next one begins where one has ended, and only steps count in which every place
+    is taken."""
     texts = [CASES[case](number) for number in range(batch * (1 + follow))]
     ways = [way for way in bench.speculators if case in OF_DRAFTS or way not in (DRAFT, DRAFT_ALONE, HEADS)]
     num_answered = batch * (num_tokens - 1)

@@ -1,7 +1,10 @@
 """Runs every test, part by part, and says which part failed: `make test-all`, or `python -m tests.all`.
 
-What became of each part is kept in a file, so that `--continue` runs those alone that have not passed. All parts run,
-also behind one that failed. Exit status 1 where a part failed; one of which further arguments leave no test has not.
+What became of each part and of each of its tests is kept in files, so that `--continue` runs those alone that have not
+passed, also where the run was killed within a part. All parts run, also behind one that failed. Exit status 1 where a
+part failed; one of which further arguments leave no test has not.
+
+pytest loads this file as a plugin as well: it writes down which tests pass, and leaves out those that have.
 """
 
 from __future__ import annotations
@@ -12,9 +15,10 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,11 +43,12 @@ class Part:
     spread: tuple[str, ...] = BY_FILE  # how pytest-xdist shares the tests out
     environment: Mapping[str, str] = field(default_factory=dict)
 
-    def command(self, num_processes: int, arguments: Sequence[str] = ()) -> list[str]:
-        """The pytest that runs it, with further arguments; one process needs no pytest-xdist."""
+    def command(self, num_processes: int, passed: Path, arguments: Sequence[str] = ()) -> list[str]:
+        """The pytest that runs it but for what `passed` has, with further arguments; one process needs no xdist."""
         processes = ("--numprocesses", str(num_processes), *self.spread) if num_processes > 1 else ()
         ignored = (f"--ignore={folder}" for folder in self.without)
-        return [sys.executable, "-m", "pytest", *processes, *ignored, "-m", self.marks, *self.paths, *arguments]
+        kept = ("-p", "tests.all", "--passed", str(passed))
+        return [sys.executable, "-m", "pytest", *kept, *processes, *ignored, "-m", self.marks, *self.paths, *arguments]
 
 
 EVERY_SET = (
@@ -81,7 +86,7 @@ class Ended:
 
 
 class State:
-    """What became of the parts, in a JSON file: it outlives a run that is ended half-way."""
+    """What became of the parts, in a JSON file, and of their tests, in one a part; a killed run leaves them."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -96,14 +101,61 @@ class State:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._path.write_text(json.dumps([asdict(each) for each in ended.values()], indent=1) + "\n")
 
+    def passed(self, part: str) -> Path:
+        """The file of the part's tests that passed, an id a line."""
+        return self._path.with_name(f"{self._path.stem}-{part.replace(' ', '-')}.passed")
 
-def run(part: Part, num_processes: int, arguments: Sequence[str]) -> Ended:
-    """Blocks until its tests have ended."""
+
+class Passed:
+    """Leaves out the tests that passed before, and adds each that passes now to a file, if one is given."""
+
+    def __init__(self, before: Collection[str], path: Path | None) -> None:
+        self.before = before
+        self._path = path
+        self._failed: set[str] = set()
+
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        left_out = [item for item in items if item.nodeid in self.before]
+        items[:] = [item for item in items if item.nodeid not in self.before]
+        config.hook.pytest_deselected(items=left_out)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if not report.passed:
+            self._failed.add(report.nodeid)
+        elif report.when == "teardown" and report.nodeid not in self._failed and self._path:
+            with self._path.open("a") as file:
+                file.write(report.nodeid + "\n")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--passed", type=Path, help="leave out the tests that this file has, and add those that pass")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    path: Path = config.getoption("passed")
+    given = getattr(config, "workerinput", None)
+    if given is not None:  # a process of pytest-xdist, whose reports the one that started it has too
+        passed = Passed(frozenset(given["passed"]), None)
+    else:
+        passed = Passed(frozenset(path.read_text().splitlines() if path.exists() else ()), path)
+    config.pluginmanager.register(passed, "passed")
+
+
+@pytest.hookimpl(optionalhook=True)  # pytest-xdist's
+def pytest_configure_node(node: Any) -> None:
+    """All of a run's processes leave out the same tests, also one that starts late in place of one that died."""
+    node.workerinput["passed"] = sorted(node.config.pluginmanager.get_plugin("passed").before)
+
+
+def run(part: Part, num_processes: int, passed: Path, arguments: Sequence[str]) -> Ended:
+    """Blocks until those of its tests have ended that `passed` does not have."""
     print(f"== {part.name}", flush=True)
     begun = time.monotonic()
-    command = part.command(num_processes, arguments)
+    none_is_well = bool(arguments) or passed.exists()
+    passed.parent.mkdir(parents=True, exist_ok=True)
+    command = part.command(num_processes, passed, arguments)
     status = subprocess.run(command, cwd=ROOT, env={**os.environ, **part.environment}, check=False).returncode
-    if arguments and status == NO_TESTS:
+    if none_is_well and status == NO_TESTS:
         status = 0
     return Ended(part.name, status, round((time.monotonic() - begun) / 60, 1))
 
@@ -146,7 +198,9 @@ def main(arguments: Sequence[str] | None = None, parts: Sequence[Part] | None = 
     passed = {name for name, each in ended.items() if not each.status} if given.go_on else set()
     for part in wanted:
         if part.name not in passed:
-            ended[part.name] = run(part, given.processes, further)
+            if not given.go_on:
+                file.passed(part.name).unlink(missing_ok=True)
+            ended[part.name] = run(part, given.processes, file.passed(part.name), further)
             file.save(ended)
     asked_for = {part.name: ended[part.name] for part in wanted}
     print(f"\n{table(asked_for)}")

@@ -83,6 +83,14 @@ async def test_unknown_paths_and_methods_answer_in_openais_shape(edge: Edge) -> 
         assert ("allow" in answer.headers) == (status == 405)
 
 
+async def test_unknown_paths_and_methods_of_messages_answer_in_anthropics_shape(edge: Edge) -> None:
+    cases = (("POST", "/v1/messages/batches", "not_found_error"), ("GET", "/v1/messages", "invalid_request_error"))
+    for method, path, kind in cases:
+        answer = (await edge.client.request(method, path)).json()
+        assert (answer["type"], answer["error"]["type"]) == ("error", kind)
+        assert path in answer["error"]["message"]
+
+
 async def test_request_ids_go_in_and_out(edge: Edge) -> None:
     edge.says("x")
     drawn = await edge.client.post(COMPLETIONS, json=completion())

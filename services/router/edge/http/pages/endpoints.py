@@ -13,6 +13,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from services.router.edge.catalog import Catalog
+from services.router.edge.http.anthropic.errors import AnthropicErrors
 from services.router.edge.http.errors import as_tandem_error, error_headers, error_json
 from services.router.edge.http.pages.docs_page import docs_page
 from services.router.edge.http.pages.openapi import openapi_document
@@ -133,21 +134,23 @@ class Pages:
 
 
 async def on_http_exception(request: Request, error: Exception) -> Response:
-    """Unknown paths and methods, in OpenAI's error shape."""
+    """Unknown paths and methods, in the error shape of the API that the path is of."""
     assert isinstance(error, HTTPException)
     where = f"{request.method} {request.url.path}"
     if error.status_code == 404:
-        return _error_page(NotFound(f"there is no {where}"), 404, "not_found", {})
+        return _error_page(request, NotFound(f"there is no {where}"), 404, "not_found", {})
     known = InvalidRequest(f"{where}: {error.detail}")
-    return _error_page(known, error.status_code, "method_not_allowed", error.headers or {})
+    return _error_page(request, known, error.status_code, "method_not_allowed", error.headers or {})
 
 
 async def on_error(request: Request, error: Exception) -> Response:
     """Whatever a page raised."""
     known = as_tandem_error(error, request.headers.get("x-request-id", request.url.path))
     headers = {name.decode(): value.decode() for name, value in error_headers(known)}
-    return _error_page(known, known.http_status, known.code, headers)
+    return _error_page(request, known, known.http_status, known.code, headers)
 
 
-def _error_page(error: TandemError, status: int, code: str, headers: Mapping[str, str]) -> Response:
-    return Response(error_json(error, code), status_code=status, headers=headers, media_type="application/json")
+def _error_page(request: Request, error: TandemError, status: int, code: str, headers: Mapping[str, str]) -> Response:
+    of_anthropic = request.url.path.startswith("/v1/messages")
+    body = AnthropicErrors({}).body(error) if of_anthropic else error_json(error, code)
+    return Response(body, status_code=status, headers=headers, media_type="application/json")

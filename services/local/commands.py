@@ -16,7 +16,7 @@ from services.local.devices import ON_CPU, DeviceShare, share_devices
 from services.local.model_pools import ModelPools, PoolOptions
 from services.local.spec import ClusterSpec
 from services.router.configured import discovery_of
-from services.router.settings import RouterSettings
+from services.router.settings import RouterSettings, ServedModelSettings
 from services.worker.settings import WorkerSettings
 from shared.config import ServiceSettings, load_settings
 from shared.cores.core_choice import CoreShare
@@ -108,7 +108,7 @@ class TandemCommands:
             router=self.router(workers, _SOME_ADDRESS),
         )
         for pools in self._spec.pools:
-            check_model(pools.model, {self._spec.degrees(role) for role, _ in pools.workers})
+            check_model(pools, {self._spec.degrees(role) for role, _ in pools.workers})
 
     def kvstore(self, bind: str, redis_url: str) -> Sequence[str]:
         """See ServiceCommands."""
@@ -166,13 +166,12 @@ class TandemCommands:
         self, pools: ModelPools, workers: Mapping[WorkerRole, Mapping[str, str]], stores: str
     ) -> dict[str, object]:
         """The router's settings of one model."""
-        aliases: dict[str, object] = {"aliases": pools.aliases} if pools.aliases else {}
         return {
+            **values_in_common(pools, ServedModelSettings),
             "model": str(pools.model),
             "mode": pools.mode,
             "stores": _those(stores, self._spec.stores_of(pools)),
             **_lists(pools, workers),
-            **aliases,
         }
 
     def _command(self, service: str, pools: ModelPools, decided: Mapping[str, object]) -> list[str]:
@@ -309,8 +308,8 @@ def check_settings(*, router: Sequence[str], worker: Sequence[str], kvstore: Seq
     discovery_of(settings)
 
 
-def check_model(folder: Path, splits: Iterable[Degrees] = ()) -> None:
-    """Reads what workers and routers read of a model folder before its weights, and the weights' headers.
+def check_model(pools: ModelPools, splits: Iterable[Degrees] = ()) -> None:
+    """Reads what workers and routers read of a model before its weights, and the weights' headers.
 
     `splits`: how its workers split it over processes. Blocking. Raises ModelLoadError, ConfigError.
     """
@@ -319,11 +318,12 @@ def check_model(folder: Path, splits: Iterable[Degrees] = ()) -> None:
     from shared.model.text.tokenizer import Tokenizer
     from shared.model.weights.safetensors_files import checkpoint_files
 
+    folder = pools.model
     config = load_config(folder)
     for degrees in splits:
         degrees.check(config)
     tokenizer = Tokenizer.load(folder)
-    ChatTemplate.load(folder, tokenizer.special_tokens)
+    ChatTemplate.load(folder, tokenizer.special_tokens, pools.chat_template)
     checkpoint_files(folder)
 
 

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 
 from shared.errors import ConfigError
 from shared.identity import WorkerRole
-from shared.settings.common import AdapterSettings, AliasSettings, EngineSettings, Mode, ModeSettings
+from shared.settings.common import AdapterSettings, AliasSettings, EngineSettings, Mode, ModeSettings, TemplateSettings
 from shared.settings.group import CheckedGroup
 
 MAX_WORKERS = 64
@@ -41,7 +41,7 @@ def _that_differs(values: Mapping[str, Any]) -> str:
     return next(iter(of_prefill + of_decode), "")
 
 
-class PoolOptions(ModeSettings, EngineSettings, AdapterSettings, CheckedGroup):
+class PoolOptions(ModeSettings, TemplateSettings, EngineSettings, AdapterSettings, CheckedGroup):
     """What each model of a cluster has for itself; raises ConfigError naming the setting that is wrong."""
 
     mode: Mode = Field(default_factory=_usual_mode)

@@ -62,7 +62,7 @@ async def _all(needs: Needs, options: CheckOptions, machine: Machine) -> AsyncIt
         for finding in await _engine(needs.engine, machine, options.skipped):
             yield finding
     if needs.tokenizer is not None and model_folder.CHECK not in options.skipped:
-        yield await asyncio.to_thread(check_tokenizer, needs.tokenizer)
+        yield await asyncio.to_thread(check_tokenizer, needs.tokenizer, needs.chat_template)
     if needs.transfers:
         for finding in await _transfer_plane(machine, options):
             yield finding

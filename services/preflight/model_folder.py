@@ -115,8 +115,8 @@ def check_weights(need: EngineNeed, memory_bytes: int | None) -> Finding:
     return ok(CHECK, text)
 
 
-def check_tokenizer(folder: Path) -> Finding:
-    """Checks the files of the folder that a router reads."""
+def check_tokenizer(folder: Path, chat_template: str = "") -> Finding:
+    """Checks what a router reads: files of the folder, and the template that it has in place of the folder's."""
     from shared.model.text.chat_template import ChatTemplate
     from shared.model.text.tokenizer import Tokenizer
 
@@ -124,7 +124,7 @@ def check_tokenizer(folder: Path) -> Finding:
         return problem
     try:
         tokenizer = Tokenizer.load(folder)
-        ChatTemplate.load(folder, tokenizer.special_tokens)
+        ChatTemplate.load(folder, tokenizer.special_tokens, chat_template)
     except ModelLoadError as error:
         return fail(CHECK, error.message, _FIX)
     return ok(CHECK, f"{folder}: tokenizer of {tokenizer.vocab_size} tokens and chat template")

@@ -34,6 +34,8 @@ class Needs:
 
     engine: EngineNeed | None = None
     tokenizer: Path | None = None
+    chat_template: str = ""
+    """In place of the one in the tokenizer's folder; empty = that one."""
     redis: RedisNeed | None = None
     embedded_redis: bool = False
     """The server that comes with Tandem is started by the launcher."""
@@ -101,6 +103,7 @@ def _router(overrides: Overrides, flags: list[str]) -> Needs:
     settings = load_settings(RouterSettings, flags)
     return Needs(
         tokenizer=settings.model,
+        chat_template=settings.chat_template,
         redis=_redis(overrides),
         ports=_given(http=settings.http, grpc=settings.grpc, picker=settings.picker.bind),
     )

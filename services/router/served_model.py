@@ -61,7 +61,7 @@ class ServedModel:
         self.name = settings.model_name
         discovery = discovery_of(settings)
         tokenizer = Tokenizer.load(settings.model)
-        template = ChatTemplate.load(settings.model, tokenizer.special_tokens)
+        template = ChatTemplate.load(settings.model, tokenizer.special_tokens, settings.chat_template)
         defaults = GenerationDefaults.load(settings.model) if settings.edge.generation_defaults else NO_DEFAULTS
         structures = StructureCompiler(lambda: tokenizer, load_config(settings.model).eos_token_ids)
         structures.start(tokenizer.vocab_size)

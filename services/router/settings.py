@@ -22,7 +22,7 @@ from shared.config import ServiceSettings
 from shared.errors import ConfigError
 from shared.kubernetes.settings import ApiServerSettings
 from shared.rpc.fleet_settings import FleetSettings
-from shared.settings.common import AliasSettings, ApiSettings, ModelName, ModeSettings
+from shared.settings.common import AliasSettings, ApiSettings, ModelName, ModeSettings, TemplateSettings
 from shared.telemetry.settings import VllmMetricsSettings
 from shared.telemetry.tracing.settings import RouterTracesSettings
 
@@ -35,7 +35,7 @@ class KubernetesSettings(ApiServerSettings):
     `app.kubernetes.io/instance=tandem,app.kubernetes.io/component=worker`."""
 
 
-class ServedModelSettings(AliasSettings, ModeSettings):
+class ServedModelSettings(AliasSettings, ModeSettings, TemplateSettings):
     """One model behind the router: its folder, its workers and its store nodes."""
 
     model: Path

@@ -143,6 +143,14 @@ class ModeSettings(SettingGroup):
     is computed and where its answer runs, by what the workers' steps take and by `targets.tpot_s`."""
 
 
+class TemplateSettings(SettingGroup):
+    """How conversations become prompts: of a model behind a router, and of each model of a local cluster."""
+
+    chat_template: str = ""
+    """Jinja template of conversations, in place of the model folder's own: a file, or the template itself, which has a
+    brace. Empty = the folder's."""
+
+
 class AliasSettings(SettingGroup):
     """Names of a model behind a router."""
 

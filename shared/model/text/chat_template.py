@@ -73,12 +73,19 @@ class ChatTemplate:
                 ) from error
 
     @classmethod
-    def load(cls, folder: Path, special_tokens: Mapping[str, str]) -> ChatTemplate:
+    def load(cls, folder: Path, special_tokens: Mapping[str, str], given: str = "") -> ChatTemplate:
         """Read a model folder: template files, else `chat_template` of `tokenizer_config.json`.
+
+        Args:
+            folder: the model's.
+            special_tokens: see `__init__`.
+            given: a template's file, or its source, which has a brace; read in place of the folder's if not empty.
 
         Raises:
             ModelLoadError: a template or the file around it is not valid.
         """
+        if given:
+            return cls({DEFAULT_TEMPLATE: given if "{" in given else _text(Path(given))}, special_tokens)
         return cls(_template_files(folder) or _configured_templates(folder), special_tokens)
 
     @property
@@ -158,10 +165,14 @@ def _template_files(folder: Path) -> dict[str, str]:
     files = {path.stem: path for path in sorted((folder / TEMPLATE_FOLDER).glob("*.jinja"))}
     if (folder / TEMPLATE_FILE).is_file():
         files[DEFAULT_TEMPLATE] = folder / TEMPLATE_FILE
+    return {name: _text(path) for name, path in files.items()}
+
+
+def _text(path: Path) -> str:
     try:
-        return {name: path.read_text(encoding="utf-8") for name, path in files.items()}
+        return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ModelLoadError(f"chat template of {folder} cannot be read: {error}", field="chat_template") from error
+        raise ModelLoadError(f"chat template {path} cannot be read: {error}", field="chat_template") from error
 
 
 def _configured_templates(folder: Path) -> dict[str, str]:

@@ -269,6 +269,19 @@ def test_invalid_template_stops_the_load_with_its_line(tmp_path: Path) -> None:
         _load(_folder(tmp_path, chat_template=[{"name": "default"}]))
 
 
+def test_a_given_template_takes_the_place_of_the_folders(folders: dict[str, Path], tmp_path: Path) -> None:
+    folder, source = folders["turns"], "{% for each in messages %}<{{ each.content }}>{% endfor %}"
+    (tmp_path / "own.jinja").write_text(source)
+    for given in (source, str(tmp_path / "own.jinja")):
+        template = ChatTemplate.load(folder, {}, given)
+        assert template.render([{"role": "user", "content": "Hi"}], tools=[{"name": "f"}]) == "<Hi>"
+        assert template.source == source
+    for given, why in ((str(tmp_path / "none.jinja"), "none.jinja cannot be read"), ("{% if %}", "line 1")):
+        with pytest.raises(ModelLoadError, match=why) as caught:
+            ChatTemplate.load(folder, {}, given)
+        assert caught.value.field == "chat_template"
+
+
 def test_variables_may_not_replace_the_conversation(folders: dict[str, Path]) -> None:
     with pytest.raises(InvalidRequest, match="may not set messages") as caught:
         _load(folders["turns"]).render(CONVERSATIONS["user"], variables={"messages": []})

@@ -277,6 +277,7 @@ def test_a_folder_that_is_not_there_is_a_failure(need: EngineNeed, tmp_path: Pat
 
 def test_a_router_reads_the_tokenizer(need: EngineNeed) -> None:
     assert check_tokenizer(DEMO).level is Level.OK
+    assert "nowhere.jinja cannot be read" in check_tokenizer(DEMO, "nowhere.jinja").text
     finding = check_tokenizer(need.model)
     assert finding.level is Level.FAIL
     assert "tokenizer.json is missing" in finding.text

@@ -14,8 +14,8 @@ from loadtest.rig.results import write_text
 from loadtest.run import Plan, plan_run
 from loadtest.schedule import Limits, Schedule
 from loadtest.slo import Slo
-from loadtest.workloads.mooncake import BLOCK_LEN
 from loadtest.workloads.tokens import TokenSource
+from loadtest.workloads.trace import BLOCK_LEN
 from shared.errors import ConfigError
 
 WORKLOADS = {

@@ -11,7 +11,7 @@ from typing import Annotated
 from loadtest.rig.command_line import Option, Out, call, choice, decimals, names
 from loadtest.rig.results import write
 from loadtest.simulator.fleet import DECODE_CHUNK, PREFILL_CHUNK, WorkerSpec
-from loadtest.simulator.load import WORKLOADS, mean_rate, poisson, read_trace
+from loadtest.simulator.load import WORKLOADS, mean_rate, poisson
 from loadtest.simulator.outcome import Outcome, Targets, outcome_table, results
 from loadtest.simulator.peers import PEERS
 from loadtest.simulator.residuals import lognormal_residuals, read_residuals
@@ -28,6 +28,7 @@ from loadtest.simulator.simulation import (
 )
 from loadtest.simulator.tandem_router import TandemConfig
 from loadtest.workloads.trace import TraceRequest, parse_slice, slice_requests
+from loadtest.workloads.trace_files import read_trace
 from services.router.admission.queue import ORDERS
 from services.router.placement.decision import Thresholds
 from services.router.placement.policy import PlacementConfig
@@ -285,7 +286,7 @@ def _requests(
     if trace is None:
         made = WORKLOADS[choice(workload, "workload", WORKLOADS)].requests(count, seed)
         return poisson(made, seed)
-    found = slice_requests(iter(read_trace(trace)), parse_slice(part))
+    found = slice_requests(read_trace(trace), parse_slice(part))
     if not found:
         raise ConfigError("the slice of the trace has no requests", field="slice")
     if found[0].at_s == found[-1].at_s:

@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from pathlib import Path
 
 import numpy as np
 
-from loadtest.workloads.azure import read_azure
 from loadtest.workloads.lengths import Lengths, LogNormal
-from loadtest.workloads.mooncake import read_mooncake
-from loadtest.workloads.trace import PACKED, TraceRequest
+from loadtest.workloads.trace import TraceRequest
 
 SPREAD = 0.4
 """Standard deviation of the logarithm of a named workload's lengths."""
@@ -39,11 +36,6 @@ WORKLOADS = {
     "short": Workload(LogNormal(200, SPREAD), LogNormal(300, SPREAD)),
     "decode-heavy": Workload(LogNormal(128, SPREAD), LogNormal(1024, SPREAD)),
 }
-
-
-def read_trace(path: Path) -> list[TraceRequest]:
-    """Azure's where the name ends in .csv or .csv.gz, else Mooncake's; raises ConfigError with the line's number."""
-    return list(read_azure(path) if path.name.removesuffix(PACKED).endswith(".csv") else read_mooncake(path))
 
 
 def mean_rate(requests: Sequence[TraceRequest]) -> float:

@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 
 from loadtest.simulator.fleet import WorkerSpec
-from loadtest.simulator.load import read_trace
 from loadtest.simulator.outcome import Targets
 from loadtest.simulator.request import SimRequest
 from loadtest.simulator.simulation import AUTO, COLLOCATED, STATIC, Group, Setup, play
 from loadtest.simulator.tandem_router import TandemConfig
 from loadtest.workloads.trace import TraceRequest, open_trace, trace_error
+from loadtest.workloads.trace_files import read_trace
 from services.router.placement.settings import PlacementSettings
 from services.router.views.attribution.better_split import joined
 from shared.errors import ConfigError
@@ -286,7 +286,7 @@ LINK = 1e9
 
 def recorded_trace(path: Path) -> list[TraceRequest]:
     """Raises ConfigError, also for a trace of a single moment."""
-    trace = read_trace(path)
+    trace = list(read_trace(path))
     if len(trace) < 2 or trace[-1].at_s <= trace[0].at_s:
         raise ConfigError(f"{path} must hold requests of at least two moments", field="trace")
     return trace

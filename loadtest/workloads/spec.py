@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from loadtest.slo import parse_duration_s
-from loadtest.workloads.azure import read_azure
 from loadtest.workloads.conversation import Workload
 from loadtest.workloads.lengths import Fixed, LogNormal, Uniform, parse_lengths
-from loadtest.workloads.mooncake import BLOCK_LEN, read_mooncake
 from loadtest.workloads.synthetic import Chats, Copies, Random, SharedPrefix
 from loadtest.workloads.trace import Replay, TraceSlice, slice_requests
+from loadtest.workloads.trace_files import read_trace
 from shared.errors import ConfigError
 
 
@@ -37,7 +36,8 @@ class _Kind:
 def parse_workload(text: str, options: TraceOptions | None = None) -> Workload:
     """Builds the workload that `text` names; raises ConfigError (`workload`, or the field at fault)."""
     name, _, rest = text.partition(":")
-    kind = KINDS.get(name.strip().lower())
+    wanted = name.strip().lower()
+    kind = KINDS.get(_FORMERLY.get(wanted, wanted))
     if kind is None:
         raise ConfigError(f"unknown workload {name!r}; known are {', '.join(KINDS)}", field="workload", value=name)
     return kind.build(_fields(name, kind, rest), options or TraceOptions())
@@ -116,22 +116,14 @@ def _chats(fields: Mapping[str, str], _: TraceOptions) -> Chats:
     )
 
 
-def _path(fields: Mapping[str, str], name: str) -> Path:
+def _trace(fields: Mapping[str, str], options: TraceOptions) -> Replay:
     if not fields["path"]:
-        raise ConfigError(f"workload {name} needs a file: {name}:PATH", field="workload")
-    return Path(fields["path"])
-
-
-def _mooncake(fields: Mapping[str, str], options: TraceOptions) -> Replay:
-    requests = slice_requests(read_mooncake(_path(fields, "mooncake")), options.part)
-    block_len = requests[0].block_len if requests else BLOCK_LEN
-    return Replay(requests, block_len, options.scale, options.scale_output)
-
-
-def _azure(fields: Mapping[str, str], options: TraceOptions) -> Replay:
-    requests = slice_requests(read_azure(_path(fields, "azure")), options.part)
+        raise ConfigError("workload trace needs a file: trace:PATH", field="workload")
+    requests = slice_requests(read_trace(Path(fields["path"])), options.part)
+    has_blocks = any(request.hash_ids for request in requests)
     # Without hash ids there are no blocks to preserve: any scale is valid.
-    return Replay(requests, options.scale, options.scale, options.scale_output)
+    block_len = requests[0].block_len if has_blocks else options.scale
+    return Replay(requests, block_len, options.scale, options.scale_output)
 
 
 KINDS: Mapping[str, _Kind] = {
@@ -170,14 +162,11 @@ KINDS: Mapping[str, _Kind] = {
         {"system": "256", "turns": "4", "input": "64", "output": "64", "think": "1s"},
         "conversation:system=256,turns=4,input=64,output=64,think=1s  (history with the server's answers)",
     ),
-    "mooncake": _Kind(
-        _mooncake,
+    "trace": _Kind(
+        _trace,
         {"path": ""},
-        "mooncake:PATH  (JSON lines; --scale, --scale-output, --slice, --speedup)",
-    ),
-    "azure": _Kind(
-        _azure,
-        {"path": ""},
-        "azure:PATH  (CSV; --scale, --scale-output, --slice, --speedup)",
+        "trace:PATH  (Mooncake's, Qwen-Bailian's, Azure's or BurstGPT's; --scale, --scale-output, --slice, --speedup)",
     ),
 }
+_FORMERLY = {"mooncake": "trace", "azure": "trace"}
+"""Names from when each format had its own."""

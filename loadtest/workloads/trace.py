@@ -19,6 +19,8 @@ from shared.errors import ConfigError
 
 BLOCK_LEN = 512
 """Prompt tokens that one hash id stands for, where a trace does not say another number."""
+LATEST_S = 1e12
+"""Latest time of a request: up to here a float holds every millisecond."""
 PACKED = ".gz"
 """End of the name of a trace that is packed by gzip."""
 

@@ -15,7 +15,7 @@ import grpc
 import pytest
 
 from loadtest.simulator.cli import main as simulate
-from loadtest.workloads.mooncake import read_mooncake
+from loadtest.workloads.trace_json import read_json_trace
 from shared.rpc.pb.tandem.v1 import fleet_pb2, fleet_pb2_grpc
 from tests.e2e.running import PatientCommands, Running, running, tandem
 from tests.waiting import DEADLINE_S
@@ -84,7 +84,7 @@ async def test_what_was_asked_is_recorded_until_ctrl_c_and_replayed(tmp_path: Pa
 
         # In a real run, which is recorded too: other tokens, the same lengths, and the same prefixes under another key.
         async with recording(run, "--out", str(again), "--block-size", "16") as process:
-            command = ["run", "--target", f"http://{run.cluster.http}", "--workload", f"mooncake:{trace}"]
+            command = ["run", "--target", f"http://{run.cluster.http}", "--workload", f"trace:{trace}"]
             command += ["--out", str(tmp_path / "run"), "--vocab-size", "2000", "--warmup", "0", "--max-lag", "300s"]
             load = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "loadtest", *command, stdout=PIPE, stderr=PIPE
@@ -93,7 +93,7 @@ async def test_what_was_asked_is_recorded_until_ctrl_c_and_replayed(tmp_path: Pa
             assert status == 0, err
             process.send_signal(signal.SIGINT)
             assert (await ended(process))[0] == 0
-        replayed, first = list(read_mooncake(again)), list(read_mooncake(trace))
+        replayed, first = list(read_json_trace(again)), list(read_json_trace(trace))
         assert [(one.num_prompt_tokens, one.num_output_tokens) for one in replayed] == [(67, 5), (67, 6), (67, 7)]
         assert [shared_blocks(replayed[0].hash_ids, one.hash_ids) for one in replayed[1:]] == [3, 5]
         assert not {*replayed[0].hash_ids} & {*first[0].hash_ids}

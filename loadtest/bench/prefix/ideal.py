@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from loadtest.workloads.mooncake import BLOCK_LEN, read_mooncake
 from loadtest.workloads.tokens import TokenSource
-from loadtest.workloads.trace import Replay
+from loadtest.workloads.trace import BLOCK_LEN, Replay
+from loadtest.workloads.trace_json import read_json_trace
 from shared.kv.hashing import chain, root_hash
 from shared.kv.layout import LAYOUT_VERSION
 
@@ -48,7 +48,7 @@ def read_prompts(path: Path, num_requests: int, scale_output: int, source: Token
     Raises ConfigError for a file that cannot be read, and for tokens that cannot distinguish the blocks.
     """
     source.check_block(BLOCK_SIZE)
-    replay = Replay(list(islice(read_mooncake(path), num_requests)), BLOCK_LEN, SCALE, scale_output)
+    replay = Replay(list(islice(read_json_trace(path), num_requests)), BLOCK_LEN, SCALE, scale_output)
     turns = (conversation.turns[0] for conversation in replay.conversations(np.random.default_rng(0)))
     return [make_prompt(source.prompt(turn.spans), turn.num_output_tokens) for turn in turns]
 

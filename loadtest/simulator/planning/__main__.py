@@ -19,8 +19,8 @@ from loadtest.simulator.planning.clairvoyant import Clairvoyant, cheapest
 from loadtest.simulator.planning.day import Day, day_trace
 from loadtest.simulator.planning.elastic_pool import Lifecycle
 from loadtest.simulator.planning.run import ElasticOutcome, ElasticSetup, planned
-from loadtest.workloads.mooncake import read_mooncake
 from loadtest.workloads.trace import TraceRequest, parse_slice, slice_requests
+from loadtest.workloads.trace_json import read_json_trace
 from services.planner.policy.budget import Pair
 from services.planner.policy.config import PlannerConfig, PoolLimits
 from shared.errors import ConfigError
@@ -95,7 +95,7 @@ def _requests(trace: Path | None, slice_: str, day: bool, swing: float, seed: in
         raise ConfigError("either --trace or --day", field="trace")
     if trace is None:
         return day_trace(Day(swing=swing), seed)
-    requests = slice_requests(read_mooncake(trace), parse_slice(slice_))
+    requests = slice_requests(read_json_trace(trace), parse_slice(slice_))
     if not requests:
         raise ConfigError("the slice of the trace has no requests", field="slice")
     return requests

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 
 from loadtest.simulator.fleet import WorkerSpec
 from loadtest.simulator.planning.run import ElasticOutcome, ElasticSetup, scheduled
-from loadtest.workloads.mooncake import BLOCK_LEN
-from loadtest.workloads.trace import TraceRequest
+from loadtest.workloads.trace import BLOCK_LEN, TraceRequest
 from services.planner.policy.budget import Pair
 
 

@@ -16,8 +16,7 @@ from loadtest.simulator.prefix_index import PrefixIndex
 from loadtest.simulator.request import SimRequest, from_trace
 from loadtest.simulator.tandem_router import TandemConfig
 from loadtest.simulator.worker import Worker
-from loadtest.workloads.mooncake import BLOCK_LEN
-from loadtest.workloads.trace import TraceRequest
+from loadtest.workloads.trace import BLOCK_LEN, TraceRequest
 from services.planner.policy.budget import Pair, replicas_now
 from services.planner.policy.config import PlannerConfig
 from services.planner.policy.observation import Observation

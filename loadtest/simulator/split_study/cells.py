@@ -8,13 +8,14 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from loadtest.simulator.load import WORKLOADS, at_rate, poisson, read_trace
+from loadtest.simulator.load import WORKLOADS, at_rate, poisson
 from loadtest.simulator.outcome import Targets
 from loadtest.simulator.simulation import AUTO, COLLOCATED
 from loadtest.simulator.split_study.runs import Key
 from loadtest.simulator.split_study.search import Search
 from loadtest.simulator.split_study.systems import Pool, Run, System
 from loadtest.workloads.trace import TraceRequest
+from loadtest.workloads.trace_files import read_trace
 
 TARGETS = {"ttft": Targets(0.4, 0.05), "balanced": Targets(1.0, 0.025), "tpot": Targets(3.0, 0.0125)}
 """By the one of the two that binds."""
@@ -113,4 +114,4 @@ def compare(search: Search, starts: Sequence[System]) -> Compared:
 
 @lru_cache
 def _read(path: Path) -> Sequence[TraceRequest]:
-    return read_trace(path)
+    return list(read_trace(path))

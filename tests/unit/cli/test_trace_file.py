@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from loadtest.simulator.prediction import read_served
-from loadtest.workloads.mooncake import read_mooncake
+from loadtest.workloads.trace_json import read_json_trace
 from shared.errors import ConfigError
 from shared.rpc.pb.tandem.v1 import fleet_pb2
 from tandem_cli.record.trace_file import TraceFile
@@ -33,7 +33,7 @@ def test_lines_are_in_the_order_of_arrival_whatever_ended_first(tmp_path: Path) 
         assert not path.exists()
         assert "3 requests over 2 s" in trace.finish()
     assert [each.name for each in tmp_path.iterdir()] == ["trace.jsonl"]
-    found = list(read_mooncake(path))
+    found = list(read_json_trace(path))
     assert [(one.at_s, one.num_prompt_tokens, one.num_output_tokens) for one in found] == [
         (0, 16, 8),
         (1, 17, 6),

@@ -32,9 +32,9 @@ from loadtest.rig.models import SERVED, write_model
 from loadtest.slo import Slo
 from loadtest.summary import summarize
 from loadtest.sweep import point_of
-from loadtest.workloads.mooncake import read_mooncake
 from loadtest.workloads.spec import TraceOptions, parse_workload
 from loadtest.workloads.synthetic import FIRST_ANSWERED
+from loadtest.workloads.trace_json import read_json_trace
 from services.local.commands import WorkerPlan
 from shared.cores.core_choice import CoreShare
 from shared.errors import ConfigError, WorkerLost
@@ -185,7 +185,7 @@ def test_the_simulator_reads_a_windows_requests(tmp_path: Path) -> None:
     plan = window_plan("random:input=500-1500,output=4-12", SLO, 10.0, WindowSize(20, 2.0), 7, 1000)
     assert plan.schedule is not None
     write_trace(tmp_path / "t.jsonl", plan.schedule)
-    found = list(read_mooncake(tmp_path / "t.jsonl"))
+    found = list(read_json_trace(tmp_path / "t.jsonl"))
     turns = [due.conversation.turns[0] for due in plan.schedule.entries]
     assert [(r.num_prompt_tokens, r.num_output_tokens) for r in found] == [
         (turn.num_new_tokens, turn.num_output_tokens) for turn in turns

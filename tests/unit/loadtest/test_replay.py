@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 import loadtest
 from loadtest.workloads.conversation import ideal_cached_share
-from loadtest.workloads.mooncake import BLOCK_LEN, read_mooncake
 from loadtest.workloads.tokens import TokenSource
-from loadtest.workloads.trace import Replay, TraceRequest
+from loadtest.workloads.trace import BLOCK_LEN, Replay, TraceRequest
+from loadtest.workloads.trace_json import read_json_trace
 from shared.errors import ConfigError
 
 SLICE = Path(loadtest.__file__).parent / "traces" / "mooncake_conversation_head.jsonl"
@@ -31,7 +31,7 @@ def common_prefix_len(a: list[int], b: list[int]) -> int:
 
 @pytest.mark.parametrize("scale", [1, 8, 32, 64])
 def test_lengths_are_divided_and_rounded_up(scale: int) -> None:
-    requests = list(read_mooncake(SLICE))[:50]
+    requests = list(read_json_trace(SLICE))[:50]
     replay = Replay(requests, BLOCK_LEN, scale, 8)
     for request, conversation in zip(requests, replay.conversations(RNG), strict=True):
         turn = conversation.turns[0]
@@ -42,7 +42,7 @@ def test_lengths_are_divided_and_rounded_up(scale: int) -> None:
 
 
 def test_blocks_are_shared_in_the_replay_exactly_where_hash_ids_are_shared_in_the_trace() -> None:
-    requests = list(read_mooncake(SLICE))
+    requests = list(read_json_trace(SLICE))
     blocks_of: dict[int, set[tuple[int, ...]]] = {}
     ids_of: dict[tuple[int, ...], set[int]] = {}
     for request, prompt in zip(requests, prompts(Replay(requests, BLOCK_LEN, 32, 8)), strict=True):
@@ -87,7 +87,7 @@ def test_the_ideal_share_is_that_of_an_endless_cache_at_every_scale() -> None:
     assert ideal(requests) == pytest.approx(512 / 2560), "block 2 at a prompt's start is not block 2 behind block 0"
     requests[2] = TraceRequest(2, 1000, 1, (0, 2))
     assert ideal(requests) == ideal(requests, 8) == pytest.approx((512 + 1000) / 3048)
-    whole = list(read_mooncake(SLICE))
+    whole = list(read_json_trace(SLICE))
     assert ideal(whole) == pytest.approx(ideal(whole, 32), abs=0.002) == pytest.approx(0.135, abs=0.01)
 
 

@@ -9,8 +9,8 @@ from loadtest.simulator.fleet import WorkerSpec
 from loadtest.simulator.outcome import Targets
 from loadtest.simulator.simulation import Setup, two_pools
 from loadtest.simulator.tandem_router import TandemConfig
-from loadtest.workloads.mooncake import read_mooncake
 from loadtest.workloads.trace import TraceRequest
+from loadtest.workloads.trace_json import read_json_trace
 from services.router.placement.decision import Thresholds
 from services.router.placement.policy import PlacementConfig
 from services.router.placement.scorers import weights
@@ -23,7 +23,7 @@ HEAD = Path(__file__).parents[4] / "loadtest" / "traces" / "mooncake_conversatio
 
 def head(count: int = 400) -> list[TraceRequest]:
     """The first requests of the conversation trace."""
-    return list(read_mooncake(HEAD))[:count]
+    return list(read_json_trace(HEAD))[:count]
 
 
 def repeated(times: int) -> list[TraceRequest]:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import gzip
+import json
 from itertools import pairwise
 from statistics import fmean, stdev
 
+import numpy as np
 import pytest
 
 from loadtest.simulator.cli import main
 from loadtest.simulator.engine import Noise
-from loadtest.simulator.load import WORKLOADS, at_rate, mean_rate, poisson, read_trace
+from loadtest.simulator.load import WORKLOADS, at_rate, mean_rate, poisson
 from loadtest.simulator.prefix_index import PrefixIndex
 from loadtest.simulator.residuals import lognormal_residuals, read_residuals
+from loadtest.workloads.spec import TraceOptions, parse_workload
 from loadtest.workloads.trace import TraceRequest
+from loadtest.workloads.trace_files import read_trace
 from shared.errors import ConfigError
 from shared.kv.pool import PoolEvents
 from tests.unit.loadtest.simulator.setups import head
@@ -88,6 +92,7 @@ def test_residuals_of_a_file_are_positive_numbers(tmp_path):
 
 LINE = '{"timestamp": 0, "input_length": 5, "output_length": 2, "hash_ids": [1]}\n'
 HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+BURST_GPT = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
 
 
 @pytest.mark.parametrize(
@@ -103,6 +108,17 @@ HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
             1,
             "hash_ids must be a list of whole numbers of at most 64 bits",
         ),
+        ("a.jsonl", LINE + LINE.replace(', "hash_ids": [1]', ""), 2, "hash_ids must be in all lines or in none"),
+        ("a.jsonl", LINE.replace("{", '{"chat_id": 1, ') + LINE, 2, "a block has 512 tokens, in the lines before 16"),
+        (
+            "a.jsonl",
+            LINE.replace("{", '{"chat_id": 1, ').replace("0", "2e12", 1),
+            1,
+            "timestamp must be seconds from 0",
+        ),
+        ("a.csv", BURST_GPT + "5,GPT-4,1,2,3,API log\n4,GPT-4,1,2,3,API log\n", 3, "Timestamp 4 goes back in time"),
+        ("a.csv", BURST_GPT + "nan,GPT-4,1,2,3,API log\n", 2, "Timestamp must be seconds from 0 to 1e.12, got 'nan'"),
+        ("a.csv", BURST_GPT + "5,GPT-4,0,2,2,API log\n", 2, "Request tokens must be a whole number of at least 1"),
         ("a.csv", "ContextTokens,TIMESTAMP\n", 1, "expected the header .*, got 'ContextTokens,TIMESTAMP'"),
         ("a.csv", HEADER + "2024-05-10 18:17:01Z,4,1\n2024-05-10 18:17:02,4,1\n", 3, "TIMESTAMP .* time zone"),
         ("a.csv", HEADER + f"2023-11-16 18:17:01,{'1' * 5000},20\n", 2, "ContextTokens must be a whole number"),
@@ -113,7 +129,31 @@ def test_a_broken_line_is_named_by_its_number(tmp_path, name, text, line, words)
     path = tmp_path / name
     path.write_text(text)
     with pytest.raises(ConfigError, match=f"line {line}: {words}"):
-        read_trace(path)
+        list(read_trace(path))
+
+
+def test_a_trace_is_told_by_its_content(tmp_path):
+    """Qwen-Bailian's times are seconds and its blocks have 16 tokens; BurstGPT's failed requests have no answer."""
+    of_bailian = {"chat_id": 7, "parent_chat_id": -1, "type": "text", "turn": 1, "input_length": 17, "output_length": 2}
+    lines = [of_bailian | {"timestamp": at, "hash_ids": [3, last]} for last, at in ((4, 1.5), (9, 4))]
+    cases = {
+        "bailian.jsonl": "".join(json.dumps(line) + "\n" for line in lines),
+        "plain.jsonl": '{"timestamp": 1500, "input_length": 17, "output_length": 2}\n'
+        '{"timestamp": 4000.0, "input_length": 17, "output_length": 2}\n',
+        "burst.csv": BURST_GPT + "1.5,ChatGPT,17,2,19,API log\n2,GPT-4,300,0,300,API log\n4,ChatGPT,17,2,19,API log\n",
+        "azure.csv": HEADER + "2024-05-10 18:17:01.5,17,2\n2024-05-10 18:17:04,17,2\n",
+    }
+    for name, text in cases.items():
+        (tmp_path / name).write_text(text)
+        found = list(read_trace(tmp_path / name))
+        assert [(one.at_s, one.num_prompt_tokens, one.num_output_tokens) for one in found] == [(0, 17, 2), (2.5, 17, 2)]
+        ids = [(3, 4), (3, 9)] if name == "bailian.jsonl" else [(), ()]
+        assert [one.hash_ids for one in found] == ids
+        for kind in ("trace", "mooncake", "azure"):
+            replay = parse_workload(f"{kind}:{tmp_path / name}", TraceOptions(scale=4))
+            assert [
+                turn.num_new_tokens for each in replay.conversations(np.random.default_rng(0)) for turn in each.turns
+            ] == [5, 5]
 
 
 def test_times_of_several_zones_are_compared_as_the_moments_that_they_are(tmp_path):
@@ -128,16 +168,16 @@ def test_times_of_several_zones_are_compared_as_the_moments_that_they_are(tmp_pa
 )
 def test_a_trace_may_be_packed_and_begin_with_a_mark_of_its_encoding(tmp_path, name, text):
     (tmp_path / name).write_text(text)
-    plain = read_trace(tmp_path / name)
+    plain = list(read_trace(tmp_path / name))
     assert len(plain) == 2
     marked = text.encode("utf-8-sig")
     (tmp_path / name).write_bytes(marked)
     (tmp_path / f"{name}.gz").write_bytes(gzip.compress(marked))
-    assert read_trace(tmp_path / name) == read_trace(tmp_path / f"{name}.gz") == plain
+    assert list(read_trace(tmp_path / name)) == list(read_trace(tmp_path / f"{name}.gz")) == plain
     for broken in (marked, gzip.compress(marked)[:-9], gzip.compress(marked)[:12] + b"\xff" * 40):
         (tmp_path / f"{name}.gz").write_bytes(broken)
         with pytest.raises(ConfigError, match=r"the trace .*\.gz"):
-            read_trace(tmp_path / f"{name}.gz")
+            list(read_trace(tmp_path / f"{name}.gz"))
 
 
 def test_requests_that_come_all_at_once_have_no_rate_to_be_played_at(tmp_path):

@@ -1,7 +1,8 @@
-"""Mooncake's trace format: JSON lines, one hash id for every 512 prompt tokens (Qin et al., FAST 2025).
+"""Traces in JSON lines, with a hash id for each block of a prompt, or without any.
 
-Lines that `tandem record` wrote may have another number of tokens, which they name as `block_size`; what else they have
-is of those requests' own times, and not read here.
+Mooncake's (Qin et al., FAST 2025): milliseconds, and 512 tokens a block. Lines that `tandem record` wrote may have
+another number of tokens, which they name as `block_size`; what else they have is of those requests' own times, and not
+read here. Qwen-Bailian's (Wang et al., ATC 2025), told by its `chat_id`: seconds, and 16 tokens a block.
 """
 
 from __future__ import annotations
@@ -11,19 +12,21 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
-from loadtest.workloads.trace import BLOCK_LEN as BLOCK_LEN
-from loadtest.workloads.trace import TraceRequest, open_trace, trace_error
+from loadtest.workloads.trace import BLOCK_LEN, LATEST_S, TraceRequest, open_trace, trace_error
 
+BAILIAN_BLOCK_LEN = 16
+"""Prompt tokens of a hash id of Qwen-Bailian's."""
+
+_OF_BAILIAN = "chat_id"
 _END_OF_IDS = 1 << 64
-_MOST_MS = 1e15
-"""Latest time of a request, seconds: up to here a float holds every millisecond."""
 
 
-def read_mooncake(path: Path) -> Iterator[TraceRequest]:
+def read_json_trace(path: Path) -> Iterator[TraceRequest]:
     """Requests in the file's order, times relative to the first; raises ConfigError with the line's number."""
     first_s: float | None = None
     last_s = -math.inf
     block_len = 0
+    has_ids: bool | None = None
     for number, line in open_trace(path):
         try:
             fields = json.loads(line)
@@ -37,25 +40,31 @@ def read_mooncake(path: Path) -> Iterator[TraceRequest]:
         last_s = at_s
         first_s = at_s if first_s is None else first_s
         num_prompt_tokens = _count(fields, "input_length", path, number)
-        own_len = _count(fields, "block_size", path, number) if "block_size" in fields else BLOCK_LEN
+        usual_len = BAILIAN_BLOCK_LEN if _OF_BAILIAN in fields else BLOCK_LEN
+        own_len = _count(fields, "block_size", path, number) if "block_size" in fields else usual_len
         if own_len != (block_len or own_len):
-            raise trace_error(path, number, f"block_size is {own_len}, in the lines before {block_len}")
+            raise trace_error(path, number, f"a block has {own_len} tokens, in the lines before {block_len}")
         block_len = own_len
+        if has_ids not in (None, "hash_ids" in fields):
+            raise trace_error(path, number, "hash_ids must be in all lines or in none")
+        has_ids = "hash_ids" in fields
         yield TraceRequest(
             at_s=at_s - first_s,
             num_prompt_tokens=num_prompt_tokens,
             num_output_tokens=_count(fields, "output_length", path, number),
-            hash_ids=_hash_ids(fields, num_prompt_tokens, block_len, path, number),
+            hash_ids=_hash_ids(fields, num_prompt_tokens, block_len, path, number) if has_ids else (),
             block_len=block_len,
         )
 
 
 def _timestamp_s(fields: dict[str, object], path: Path, number: int) -> float:
     value = fields.get("timestamp")
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _MOST_MS:
-        got = repr(value) if not isinstance(value, int) or abs(value) < _MOST_MS else "a longer number"
-        raise trace_error(path, number, f"timestamp must be milliseconds from 0 to {_MOST_MS:g}, got {got}")
-    return value / 1000
+    unit, of_second = ("seconds", 1) if _OF_BAILIAN in fields else ("milliseconds", 1000)
+    latest = LATEST_S * of_second
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= latest:
+        got = repr(value) if not isinstance(value, int) or abs(value) < latest else "a longer number"
+        raise trace_error(path, number, f"timestamp must be {unit} from 0 to {latest:g}, got {got}")
+    return value / of_second
 
 
 def _count(fields: dict[str, object], name: str, path: Path, number: int) -> int:

@@ -41,9 +41,10 @@ WORKLOADS = {
 }
 
 
-def read_trace(path: Path) -> list[TraceRequest]:
-    """Azure's where the name ends in .csv or .csv.gz, else Mooncake's; raises ConfigError with the line's number."""
-    return list(read_azure(path) if path.name.removesuffix(PACKED).endswith(".csv") else read_mooncake(path))
+def read_trace(path: Path, unit: str = "") -> list[TraceRequest]:
+    """Azure's where the name ends in .csv or .csv.gz, else Mooncake's, whose timestamps' `unit` may be said; raises
+    ConfigError with the line's number."""
+    return list(read_azure(path) if path.name.removesuffix(PACKED).endswith(".csv") else read_mooncake(path, unit))
 
 
 def mean_rate(requests: Sequence[TraceRequest]) -> float:

@@ -1,5 +1,7 @@
 """Mooncake's trace format: JSON lines, one hash id for every 512 prompt tokens (Qin et al., FAST 2025).
 
+Timestamps are milliseconds. Traces of others in this format may have seconds, and nothing in a line says so.
+
 Lines that `tandem record` wrote may have another number of tokens, which they name as `block_size`; what else they have
 is of those requests' own times, and not read here.
 """
@@ -13,29 +15,47 @@ from pathlib import Path
 
 from loadtest.workloads.trace import BLOCK_LEN as BLOCK_LEN
 from loadtest.workloads.trace import TraceRequest, open_trace, trace_error
+from shared.errors import ConfigError
 
 _END_OF_IDS = 1 << 64
-_MOST_MS = 1e15
-"""Latest time of a request, seconds: up to here a float holds every millisecond."""
+_MOST = 1e15
+"""Latest timestamp: up to here a float holds every millisecond."""
 
 
-def read_mooncake(path: Path) -> Iterator[TraceRequest]:
-    """Requests in the file's order, times relative to the first; raises ConfigError with the line's number."""
+UNITS = {"ms": 1e-3, "s": 1.0}
+"""Seconds of a timestamp, by its unit."""
+MOST_RATE = 1000.0
+"""Requests/s of a trace whose unit is not said: read as milliseconds, one in seconds has a thousand times its rate."""
+_CHECKED = 256
+"""First requests by which that is judged."""
+
+
+def read_mooncake(path: Path, unit: str = "") -> Iterator[TraceRequest]:
+    """Requests in the file's order, times relative to the first; raises ConfigError with the line's number. `unit` of
+    the timestamps is one of UNITS; empty: milliseconds, refused where that gives more than MOST_RATE."""
+    if unit and unit not in UNITS:
+        raise ConfigError(f"unit={unit}: expected one of {', '.join(UNITS)}", field="unit", value=unit)
     first_s: float | None = None
+    unit_s = UNITS[unit or "ms"]
     last_s = -math.inf
     block_len = 0
-    for number, line in open_trace(path):
+    for count, (number, line) in enumerate(open_trace(path), start=1):
         try:
             fields = json.loads(line)
         except (ValueError, RecursionError) as error:
             raise trace_error(path, number, f"not JSON: {error}") from error
         if not isinstance(fields, dict):
             raise trace_error(path, number, "expected a JSON object")
-        at_s = _timestamp_s(fields, path, number)
+        at_s = _timestamp(fields, path, number) * unit_s
         if at_s < last_s:
             raise trace_error(path, number, f"timestamp {fields['timestamp']} goes back in time")
         last_s = at_s
         first_s = at_s if first_s is None else first_s
+        if not unit and count == _CHECKED and 0 < at_s - first_s < _CHECKED / MOST_RATE:
+            problem = (
+                f"{count} requests in {at_s - first_s:g} s if timestamps are milliseconds: say their unit, ms or s"
+            )
+            raise trace_error(path, number, problem)
         num_prompt_tokens = _count(fields, "input_length", path, number)
         own_len = _count(fields, "block_size", path, number) if "block_size" in fields else BLOCK_LEN
         if own_len != (block_len or own_len):
@@ -50,12 +70,12 @@ def read_mooncake(path: Path) -> Iterator[TraceRequest]:
         )
 
 
-def _timestamp_s(fields: dict[str, object], path: Path, number: int) -> float:
+def _timestamp(fields: dict[str, object], path: Path, number: int) -> float:
     value = fields.get("timestamp")
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _MOST_MS:
-        got = repr(value) if not isinstance(value, int) or abs(value) < _MOST_MS else "a longer number"
-        raise trace_error(path, number, f"timestamp must be milliseconds from 0 to {_MOST_MS:g}, got {got}")
-    return value / 1000
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _MOST:
+        got = repr(value) if not isinstance(value, int) or abs(value) < _MOST else "a longer number"
+        raise trace_error(path, number, f"timestamp must be a number from 0 to {_MOST:g}, got {got}")
+    return value
 
 
 def _count(fields: dict[str, object], name: str, path: Path, number: int) -> int:

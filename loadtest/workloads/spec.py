@@ -123,7 +123,7 @@ def _path(fields: Mapping[str, str], name: str) -> Path:
 
 
 def _mooncake(fields: Mapping[str, str], options: TraceOptions) -> Replay:
-    requests = slice_requests(read_mooncake(_path(fields, "mooncake")), options.part)
+    requests = slice_requests(read_mooncake(_path(fields, "mooncake"), fields["unit"]), options.part)
     block_len = requests[0].block_len if requests else BLOCK_LEN
     return Replay(requests, block_len, options.scale, options.scale_output)
 
@@ -172,8 +172,8 @@ KINDS: Mapping[str, _Kind] = {
     ),
     "mooncake": _Kind(
         _mooncake,
-        {"path": ""},
-        "mooncake:PATH  (JSON lines; --scale, --scale-output, --slice, --speedup)",
+        {"path": "", "unit": ""},
+        "mooncake:PATH or mooncake:path=PATH,unit=ms or s  (JSON lines; --scale, --scale-output, --slice, --speedup)",
     ),
     "azure": _Kind(
         _azure,

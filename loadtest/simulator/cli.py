@@ -152,6 +152,7 @@ def simulate_trace(
     fleet: FleetOptions,
     placement: PlacementOptions,
     trace: Annotated[Path | None, Option("Mooncake's JSON lines, or Azure's CSV; also .gz")] = None,
+    unit: Annotated[str, Option("of Mooncake's timestamps, where a trace has other ones: ms or s")] = "",
     workload: Annotated[str, Option(f"in place of a trace: {', '.join(WORKLOADS)}")] = "",
     requests: Annotated[int, Option("of the workload", at_least=1)] = 2000,
     poisson_arrivals: Annotated[bool, Option("in place of the trace's times", name="poisson")] = False,
@@ -171,7 +172,7 @@ def simulate_trace(
             "prefill and decode must be at least 1; only tandem, collocated and auto run without prefill",
             field="prefill",
         )
-    arriving = _requests(trace, workload, requests, slice_, poisson_arrivals, fleet.seed)
+    arriving = _requests(trace, unit, workload, requests, slice_, poisson_arrivals, fleet.seed)
     setups = {name: setup_of(worker, fleet, placement, name) for name in policies}
     speedups = _speedups(decimals(speedup, "speedup"), decimals(rate, "rate"), arriving)
     loads = [[_simulate(arriving, times, name, setups[name]) for name in policies] for times in speedups]
@@ -279,14 +280,14 @@ def _pools(setup: Setup, worker: WorkerOptions) -> str:
 
 
 def _requests(
-    trace: Path | None, workload: str, count: int, part: str, poisson_arrivals: bool, seed: int
+    trace: Path | None, unit: str, workload: str, count: int, part: str, poisson_arrivals: bool, seed: int
 ) -> Sequence[TraceRequest]:
     if (trace is None) == (not workload):
         raise ConfigError("either --trace or --workload", field="trace")
     if trace is None:
         made = WORKLOADS[choice(workload, "workload", WORKLOADS)].requests(count, seed)
         return poisson(made, seed)
-    found = slice_requests(read_trace(trace), parse_slice(part))
+    found = slice_requests(read_trace(trace, unit), parse_slice(part))
     if not found:
         raise ConfigError("the slice of the trace has no requests", field="slice")
     if found[0].at_s == found[-1].at_s:

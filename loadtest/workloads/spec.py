@@ -119,7 +119,7 @@ def _chats(fields: Mapping[str, str], _: TraceOptions) -> Chats:
 def _trace(fields: Mapping[str, str], options: TraceOptions) -> Replay:
     if not fields["path"]:
         raise ConfigError("workload trace needs a file: trace:PATH", field="workload")
-    requests = slice_requests(read_trace(Path(fields["path"])), options.part)
+    requests = slice_requests(read_trace(Path(fields["path"]), fields["unit"]), options.part)
     has_blocks = any(request.hash_ids for request in requests)
     # Without hash ids there are no blocks to preserve: any scale is valid.
     block_len = requests[0].block_len if has_blocks else options.scale
@@ -164,8 +164,9 @@ KINDS: Mapping[str, _Kind] = {
     ),
     "trace": _Kind(
         _trace,
-        {"path": ""},
-        "trace:PATH  (Mooncake's, Qwen-Bailian's, Azure's or BurstGPT's; --scale, --scale-output, --slice, --speedup)",
+        {"path": "", "unit": ""},
+        "trace:PATH or trace:path=PATH,unit=s  (Mooncake's, Qwen-Bailian's, Azure's or BurstGPT's; --scale, "
+        "--scale-output, --slice, --speedup)",
     ),
 }
 _FORMERLY = {"mooncake": "trace", "azure": "trace"}

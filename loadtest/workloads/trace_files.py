@@ -8,8 +8,14 @@ from pathlib import Path
 from loadtest.workloads.trace import PACKED, TraceRequest
 from loadtest.workloads.trace_csv import read_csv_trace
 from loadtest.workloads.trace_json import read_json_trace
+from shared.errors import ConfigError
 
 
-def read_trace(path: Path) -> Iterator[TraceRequest]:
-    """CSV where the name ends in .csv or .csv.gz, else JSON lines. Raises ConfigError with the line's number."""
-    return read_csv_trace(path) if path.name.removesuffix(PACKED).endswith(".csv") else read_json_trace(path)
+def read_trace(path: Path, unit: str = "") -> Iterator[TraceRequest]:
+    """CSV where the name ends in .csv or .csv.gz, else JSON lines, whose timestamps' `unit` may be said: ms or s.
+    Raises ConfigError with the line's number, or where a unit is said of CSV (`unit`)."""
+    if not path.name.removesuffix(PACKED).endswith(".csv"):
+        return read_json_trace(path, unit)
+    if unit:
+        raise ConfigError(f"unit={unit}: the times of a trace in CSV have no unit to be said", field="unit", value=unit)
+    return read_csv_trace(path)

@@ -13,34 +13,47 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from loadtest.workloads.trace import BLOCK_LEN, LATEST_S, TraceRequest, open_trace, trace_error
+from shared.errors import ConfigError
 
 BAILIAN_BLOCK_LEN = 16
 """Prompt tokens of a hash id of Qwen-Bailian's."""
 
+UNITS = {"ms": 1000, "s": 1}
+"""In a second, by the unit of a timestamp."""
+MOST_RATE = 1000.0
+"""Requests/s of a trace whose unit is not said: read as milliseconds, one in seconds has a thousand times its rate."""
+_CHECKED = 256
+"""First requests by which that is judged."""
 _OF_BAILIAN = "chat_id"
 _END_OF_IDS = 1 << 64
 
 
-def read_json_trace(path: Path) -> Iterator[TraceRequest]:
-    """Requests in the file's order, times relative to the first; raises ConfigError with the line's number."""
+def read_json_trace(path: Path, unit: str = "") -> Iterator[TraceRequest]:
+    """Requests in the file's order, times relative to the first; raises ConfigError with the line's number. `unit` of
+    the timestamps is one of UNITS; empty: as the format has it, refused where milliseconds give more than MOST_RATE."""
+    if unit and unit not in UNITS:
+        raise ConfigError(f"unit={unit}: expected one of {', '.join(UNITS)}", field="unit", value=unit)
     first_s: float | None = None
     last_s = -math.inf
     block_len = 0
     has_ids: bool | None = None
-    for number, line in open_trace(path):
+    for count, (number, line) in enumerate(open_trace(path), start=1):
         try:
             fields = json.loads(line)
         except (ValueError, RecursionError) as error:
             raise trace_error(path, number, f"not JSON: {error}") from error
         if not isinstance(fields, dict):
             raise trace_error(path, number, "expected a JSON object")
-        at_s = _timestamp_s(fields, path, number)
+        usual_unit, usual_len = ("s", BAILIAN_BLOCK_LEN) if _OF_BAILIAN in fields else ("ms", BLOCK_LEN)
+        at_s = _timestamp_s(fields, UNITS[unit or usual_unit], path, number)
         if at_s < last_s:
             raise trace_error(path, number, f"timestamp {fields['timestamp']} goes back in time")
         last_s = at_s
         first_s = at_s if first_s is None else first_s
+        if not unit and count == _CHECKED and 0 < at_s - first_s < _CHECKED / MOST_RATE:
+            problem = f"{count} requests in {at_s - first_s:g} s: say the timestamps' unit, ms or s"
+            raise trace_error(path, number, problem)
         num_prompt_tokens = _count(fields, "input_length", path, number)
-        usual_len = BAILIAN_BLOCK_LEN if _OF_BAILIAN in fields else BLOCK_LEN
         own_len = _count(fields, "block_size", path, number) if "block_size" in fields else usual_len
         if own_len != (block_len or own_len):
             raise trace_error(path, number, f"a block has {own_len} tokens, in the lines before {block_len}")
@@ -57,14 +70,13 @@ def read_json_trace(path: Path) -> Iterator[TraceRequest]:
         )
 
 
-def _timestamp_s(fields: dict[str, object], path: Path, number: int) -> float:
+def _timestamp_s(fields: dict[str, object], units: int, path: Path, number: int) -> float:
     value = fields.get("timestamp")
-    unit, of_second = ("seconds", 1) if _OF_BAILIAN in fields else ("milliseconds", 1000)
-    latest = LATEST_S * of_second
+    latest = LATEST_S * units
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= latest:
         got = repr(value) if not isinstance(value, int) or abs(value) < latest else "a longer number"
-        raise trace_error(path, number, f"timestamp must be {unit} from 0 to {latest:g}, got {got}")
-    return value / of_second
+        raise trace_error(path, number, f"timestamp must be a number from 0 to {latest:g}, got {got}")
+    return value / units
 
 
 def _count(fields: dict[str, object], name: str, path: Path, number: int) -> int:

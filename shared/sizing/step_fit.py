@@ -4,7 +4,7 @@ The newest few steps of each kind are kept, a kind being the magnitudes of a ste
 not push out what the last prompts showed. Of each kind the step of the median time counts, so a few slow ones, on a
 machine that had other work, count for nothing. Then least squares of relative errors without negative coefficients,
 once for each assumed balance: how many tokens' products take as long as reading the weights. The best one is kept,
-and the next fit looks near it: a balance that is off by a third makes prompts seem a fifth quicker than they are.
+and every other fit looks near it: a balance that is off by a third makes prompts seem a fifth quicker than they are.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from shared.sizing.step_time import StepKinds, StepTimes, StepWork
 
 BALANCES: Sequence[float] = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-"""Tokens in a step at which its products take as long as reading the weights: those that the first fit tries …"""
+"""Tokens in a step at which its products take as long as reading the weights: those that every other fit tries …"""
 NEAR = (0.5, 0.71, 0.84, 1.0, 1.19, 1.41, 2.0)
-"""… and times the last one, those that the next fit tries."""
+"""… and times the last one, those that the fit behind it tries."""
 MAX_KINDS = 96
 """Most kinds of steps; the one that was seen longest ago makes room for a new one …"""
 KEPT_KINDS = 8
@@ -49,6 +49,10 @@ PACE_INTERVAL = 8
 
 _OUTLIER = 0.15
 """A relative error from which a kind counts less, as one whose machine was busy all the time."""
+_AGAINST_FIXED = 1e-4
+"""A fixed time that is all of each step counts as much as relative errors of the root of this. Steps with fewer tokens
+than the balance all have the same time, fixed or of reading. Taken for fixed it would say that products, of which
+reading hides some, take no time."""
 _PRIOR_WEIGHT = 1e-6
 """Weight of a prior's step beside a measured one's."""
 _AS_GOOD = 1.02
@@ -83,6 +87,7 @@ class StepTimeFit:
         self._kinds: dict[tuple[int, ...], _Kind] = {}
         self._fitted = self._times = prior
         self._balance: float | None = None
+        self._looks_near = False
         self._next_fit = MIN_STEPS
         self._unfitted_s = 0.0
         self._followed = 0
@@ -142,7 +147,8 @@ class StepTimeFit:
         ]
         steps = [step for step, _ in medians]
         seconds = [taken for _, taken in medians]
-        balances = BALANCES if self._balance is None else [near * self._balance for near in NEAR]
+        self._looks_near = self._balance is not None and not self._looks_near
+        balances = _balances(self._balance, steps, near=self._looks_near)
         self._fitted, self._balance = _best(steps, seconds, weights, balances, self._prior)
         self._times = self._fitted
 
@@ -167,6 +173,15 @@ def fitted(steps: Sequence[StepWork], seconds: Sequence[float], prior: StepTimes
     """The coefficients by these steps, each counting the same. Needs at least one, with a time above 0."""
     balances = [BALANCES[0] * 2 ** (i / 4) for i in range(4 * len(BALANCES) - 3)]
     return _best(steps, seconds, [1.0] * len(steps), balances, prior)[0]
+
+
+def _balances(last: float | None, steps: Sequence[StepWork], *, near: bool) -> list[float]:
+    """Balances to try: near the last one or, as errors may be less at quite another one, everywhere, and the last one.
+    Steps of fewer tokens tell nothing of a balance: without a bound it would double with each fit for as long as no
+    step is seen that products bind, until prompts seem to take no time."""
+    most = max(BALANCES[-1], *(step.num_tokens for step in steps))
+    found = [share * last for share in NEAR] if near and last is not None else [*BALANCES, last or most, most]
+    return sorted({min(most, balance) for balance in found})
 
 
 def _kind_of(work: StepWork) -> tuple[int, ...]:
@@ -252,10 +267,12 @@ def _fit_balance(rows: Matrix, seconds: Matrix, weights: Matrix, balance: float)
 
 def _not_negative(relative: Matrix, weights: Matrix) -> Matrix:
     """Weighted least squares of relative @ x = 1 with x ≥ 0, by active sets (Lawson and Hanson, 1974, chapter 23): what
-    is not 0 grows by one coefficient at a time, and shrinks where one would become negative."""
+    is not 0 grows by one coefficient at a time, and shrinks where one would become negative. The first column is the
+    fixed time: see _AGAINST_FIXED."""
     weighted = relative * weights[:, None]
     normal, right = weighted.T @ relative, weighted.sum(axis=0)
     normal += np.eye(len(right)) * (1e-12 * np.trace(normal))
+    normal[0, 0] += _AGAINST_FIXED * weights.sum()
     solved, kept = np.zeros(len(right)), np.zeros(len(right), dtype=np.bool_)
     for _ in range(_MOST_CHANGES):
         slopes = right - normal @ solved

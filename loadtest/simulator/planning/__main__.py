@@ -33,6 +33,7 @@ _SETTLED_S = 1800.0
 
 def main(
     trace: Annotated[Path | None, Option(help="Mooncake's JSON lines")] = None,
+    unit: Annotated[str, Option(help="of their timestamps, where these are not ms: s")] = "",
     slice_: Annotated[str, Option(name="slice", help="START:END of the trace, seconds")] = "",
     day: Annotated[bool, Option(name="day", help="a synthetic day, compressed, in place of a trace")] = False,
     swing: Annotated[float, Option(help="of the day: how far it goes from its mean; 0 = constant load")] = 0.7,
@@ -65,7 +66,7 @@ def main(
     rows: list[list[str]] = []
     results: list[Result] = []
     for seed in integers(seeds, "seeds"):
-        requests = _requests(trace, slice_, day, swing, seed)
+        requests = _requests(trace, unit, slice_, day, swing, seed)
         setup = ElasticSetup(fleet.worker, gpus, Targets(ttft, tpot), fleet.tandem, seed=seed)
         ours = planned(requests, setup, Pair(*map(int, sizes)), config)
         for at_s, decision in ours.decisions:
@@ -90,12 +91,12 @@ _HEADERS = (
 )  # fmt: skip
 
 
-def _requests(trace: Path | None, slice_: str, day: bool, swing: float, seed: int) -> Sequence[TraceRequest]:
+def _requests(trace: Path | None, unit: str, slice_: str, day: bool, swing: float, seed: int) -> Sequence[TraceRequest]:
     if (trace is None) == (not day):
         raise ConfigError("either --trace or --day", field="trace")
     if trace is None:
         return day_trace(Day(swing=swing), seed)
-    requests = slice_requests(read_json_trace(trace), parse_slice(slice_))
+    requests = slice_requests(read_json_trace(trace, unit), parse_slice(slice_))
     if not requests:
         raise ConfigError("the slice of the trace has no requests", field="slice")
     return requests

@@ -111,3 +111,13 @@ class Choice:
     def summary(self) -> Choice:
         """The workers and the route alone, without the candidates."""
         return replace(self, predicted_ttft_s=None, decodes=(), prefills=(), pairs=())
+
+
+def without_small_gains(pairs: list[Pair], gain: float) -> list[Pair]:
+    """Without the hand-offs, where none of them has so many more requests in time than the best pair that is one
+    worker."""
+    here = [pair for pair in pairs if pair.decode == pair.prefill]
+    if not here:
+        return pairs
+    enough = max(pair.in_time for pair in here) + gain
+    return pairs if any(pair.in_time > enough for pair in pairs) else here

@@ -22,6 +22,8 @@ PURE = 0.1
 there are, they compute none."""
 UNLIKE = 1.6
 """Workers whose prompts take this many times as long as the next quicker one's are of another hardware."""
+LEAST_S = 1e-9
+"""Least time of a step: by a fit it may take none."""
 FULL = 0.9
 """Share of a worker's blocks that answers may hold by the forecast."""
 USED = 0.8
@@ -192,6 +194,16 @@ class Headroom:
         beside = self._pace(kind, 1.0, mix, self._tpot_s).tokens_a_second
         return max(0.0, kind.prompt_rate - beside) * mix.output_len * self._step_s / mix.prompt.tokens
 
+    def delayed_by_one(self, kind: Kind, mix: Mix) -> float:
+        """Mean answers whose place a worker that is full of answers has later by one mean prompt beside them. 0 where
+        the target for TPOT bounds how many these are: what it leaves of a step no answer could use."""
+        most = kind.most_answers
+        if most < 1 or most >= FULL * _most_answers(kind.times, mix.context_len, self._step_s):
+            return 0.0
+        full = Beside(kind.times, most, most * mix.context_len, math.inf, math.inf)
+        longer_s = full.pace(mix.prompt.pairs / mix.prompt.tokens, mix.prompt.tokens).step_s - full.decode_s
+        return most * longer_s / (mix.output_len * full.decode_s)
+
     def _pace(self, kind: Kind, num_answers: float, mix: Mix, within_s: float) -> Pace:
         pairs = mix.prompt.pairs / mix.prompt.tokens
         return pace_of(
@@ -204,7 +216,11 @@ class Headroom:
         def prompt_rate(times: StepTimes) -> float:
             return _prompt_rate(times, mix, DEFAULT_BUDGET)
 
-        return self.at(mix, [self._kind(group, mix, groups, held) for group in _alike(views, prompt_rate)])
+        def answer_rate(times: StepTimes) -> float:
+            return 1 / max(times.decode_step_s(1, round(mix.context_len)), LEAST_S)
+
+        alike = [group for found in _alike(views, prompt_rate) for group in _alike(found, answer_rate)]
+        return self.at(mix, [self._kind(group, mix, groups, held) for group in alike])
 
     def at(self, mix: Mix, kinds: Iterable[Kind]) -> list[Kind]:
         return sorted(
@@ -293,13 +309,13 @@ def shares_of(kinds: Sequence[Kind], count: int) -> list[tuple[Kind, int, int]]:
     return shares
 
 
-def _alike(views: Sequence[WorkerView], prompt_rate: Callable[[StepTimes], float]) -> list[list[WorkerView]]:
-    """Groups of workers that compute prompts about as quickly: fits differ by noise, and by what each has done. No
+def _alike(views: Sequence[WorkerView], rate_of: Callable[[StepTimes], float]) -> list[list[WorkerView]]:
+    """Groups of workers that are about as quick: fits differ by noise, and by what each has done. No
     bounds but gaps between them: two workers near a bound that was set would be of two kinds for nothing. And not by
     one coefficient: of steps that were all alike a fit knows the sum and not the parts."""
     groups: list[list[WorkerView]] = []
     before = math.inf
-    for rate, view in sorted(((prompt_rate(_times_of(view)), view) for view in views), key=lambda entry: -entry[0]):
+    for rate, view in sorted(((rate_of(_times_of(view)), view) for view in views), key=lambda entry: -entry[0]):
         if not groups or before > UNLIKE * rate:
             groups.append([])
         groups[-1].append(view)

@@ -6,9 +6,8 @@ For the best few of each, every pair has a predicted TTFT (`ttft_s` of the worke
 targets. Of the pairs with the most the one with the least score is taken:
 
     score = TTFT / its slack + TPOT / its target + HAND_OFF where a hand-off is needed
-            + AGAINST for an answer on a worker that is not to decode, and COMPUTED · prompts that it displaces there
-            + BESIDE for a prompt beside answers on a worker that is
-            + COMPUTED · the share of the prompt that is not cached there
+            + AGAINST for an answer on a worker that is not to decode, BESIDE for a prompt beside answers on one that is
+            + COMPUTED · (share of the prompt that is not cached there + requests that lose their place by it)
             + GUEST for each worker of another router's shard
 
 Both targets in one unit: a pair is as good as the shares of them that it leaves.
@@ -23,7 +22,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from itertools import chain, islice
 
 from services.router.placement.beside import DEFAULT_BUDGET, pace_of
-from services.router.placement.decision import Pair
+from services.router.placement.decision import Pair, without_small_gains
 from services.router.placement.demand import Demand
 from services.router.placement.filters import can_hold
 from services.router.placement.paces import (
@@ -54,20 +53,18 @@ HAND_OFF = 0.05
 """In score: a hand-off takes messages, and blocks on the network."""
 HAND_OFF_GAIN = 0.2
 """In shares of requests in time: what a hand-off must give more than one worker for both parts, where every worker is
-to do both. It takes processor time at three processes that nothing here predicts, and predictions of both are less
-exact than that. Where a split is worth it, that was weighed when it was chosen."""
+to do both. It takes processor time at three processes, and predictions of both are less exact than that."""
 BESIDE = 0.1
 """In score: a prompt beside answers takes of what they have earned."""
 AGAINST = 0.3
 """In score: the split of the fleet is meant for what follows, not for this request alone."""
 COMPUTED = 0.5
-"""In score: what is computed anew takes of all other requests, however much time this one has."""
+"""In score: what is computed anew takes of all others, however much time this request has."""
 MOST_DISPLACED = 1.0
 """Prompts that an answer may displace where its worker is not to decode, before the request waits for another one: it
 would take more than it gives."""
 FAR = 5.0
-"""Times what the prompt takes on an idle worker: a pair by which it takes longer is not taken while a nearer one may
-come in time."""
+"""Times what the prompt takes on an idle worker: none with a longer TTFT is taken while a nearer may come in time."""
 GUEST = 0.1
 """In score: several routers see the same idle worker at once, and all would use it."""
 QUEUED_STEPS = 4
@@ -106,8 +103,9 @@ class PairPolicy:
         self._seen: tuple[Collection[str], int] | None = None
         self._found: WorkerView | None = None
         self.displaced: Mapping[str, float] = {}
+        self.delayed: Mapping[str, float] = {}
         self.is_pure = False
-        """These two: see `SplitController`."""
+        """These three: see `SplitController`."""
         self.typical: StepTimes | None = None
         """What steps take where a worker has not measured any; None before one has."""
 
@@ -247,10 +245,10 @@ class PairPolicy:
         if not found or not self._is_enough(found, prefills, preferred):
             found += self._apart(request, roomy, waits, preferred)
             if all(view.name in preferred for view in prefills):
-                found = _without_small_gains(found)
+                found = without_small_gains(found, HAND_OFF_GAIN)
         most = max((pair.in_time for pair in found), default=0.0)
         found.sort(key=lambda pair: (pair.in_time < most - ALIKE, pair.score))
-        if found and self._may_wait(found[0], request):
+        if found and (self._may_wait(found[0], request) or self._waits_apart(found[0], prefills, request)):
             return ()
         return tuple(found)
 
@@ -333,6 +331,15 @@ class PairPolicy:
             least_s = max(least_s, FAR * whole.tokens / rate) if rate else math.inf
         return best.ttft_s > least_s and not (request.slack_s / 2 < best.ttft_s <= request.slack_s)
 
+    def _waits_apart(self, best: Pair, prefills: Sequence[WorkerView], request: PlacementRequest) -> bool:
+        """Whether a prompt that would take answers' place is better off at the router, until a worker that only
+        prefills takes it: each of these has a queue, and one of them is in time in half of the slack."""
+        if not self.delayed.get(best.prefill) or any(view.name not in self._preferred for view in prefills):
+            return False
+        apart = [view for view in self.parts.draw_prefills(self._random, SAMPLE) if view.accepting]
+        soonest_s = min((self._ttft_s(view, request) for view in apart), default=math.inf)
+        return soonest_s + self._predictor.hand_off_s <= request.slack_s / 2 < math.inf
+
     def _alone_s(self, own: Work) -> float:
         """To the first token on an idle worker."""
         assert self.typical is not None, "see `look`"
@@ -385,15 +392,8 @@ class PairPolicy:
     ) -> float:
         slack_s = request.slack_s if request.slack_s < math.inf else NO_SLACK_S
         used = min(10.0, wait_s / max(slack_s, 1e-3))
-        is_against = view.name in preferred and view.num_decoding > 0
-        computed = request.work(view.name).tokens / request.num_tokens
-        return used + BESIDE * is_against + COMPUTED * computed + GUEST * (not view.in_shard)
-
-
-def _without_small_gains(pairs: list[Pair]) -> list[Pair]:
-    """Without the hand-offs, where none of them gives HAND_OFF_GAIN more than the best pair that is one worker."""
-    here = [pair for pair in pairs if pair.decode == pair.prefill]
-    if not here:
-        return pairs
-    enough = max(pair.in_time for pair in here) + HAND_OFF_GAIN
-    return pairs if any(pair.in_time > enough for pair in pairs) else here
+        num_tokens = request.work(view.name).tokens
+        taken = num_tokens / request.num_tokens
+        if is_beside := view.name in preferred and view.num_decoding > 0:
+            taken += self.delayed.get(view.name, 0.0) * num_tokens / self._demand.prompt.tokens
+        return used + BESIDE * is_beside + COMPUTED * taken + GUEST * (not view.in_shard)

@@ -33,6 +33,10 @@ class Parts:
         of_prefills, of_decodes = len(self.prefills) / max(1, len(prefills)), len(self.decodes) / max(1, len(decodes))
         return [*zip(prefills, repeat(of_prefills)), *zip(decodes, repeat(of_decodes))]
 
+    def draw_prefills(self, rng: random.Random, count: int) -> list[WorkerView]:
+        """`count` different ones of those that are to prefill at random, or all if there are fewer."""
+        return _sample(rng, self.prefills, min(count, len(self.prefills)))
+
     def _drawn(self, rng: random.Random, count: int) -> tuple[list[WorkerView], list[WorkerView]]:
         num_decodes = min(len(self.decodes), max(count // 2, count - len(self.prefills)))
         num_prefills = min(len(self.prefills), count - num_decodes)

@@ -117,7 +117,7 @@ class Placement:
         judge.gap_s, judge.hand_off_s = self.predictor.gap_s, self.predictor.hand_off_s
         preferred = self.split.decodes(decodes, request.groups, request.now_s)
         patience, pairs = self._config.patience, self.pairs
-        pairs.displaced, pairs.is_pure = self.split.displaced, self.split.is_pure
+        pairs.displaced, pairs.delayed, pairs.is_pure = self.split.displaced, self.split.delayed, self.split.is_pure
         pairs.look(prefills, preferred, prefills.version)
         if pairs.typical is None:  # nothing says yet that a hand-off is worth what it takes
             return self.choose(request, decodes, prefills, collocated=True)

@@ -92,6 +92,9 @@ class SplitController:
         self.displaced: Mapping[str, float] = {}
         """By worker that is not to decode: requests whose prompts it would compute in the time that it computes fewer
         for one answer, as far as the fleet is used."""
+        self.delayed: Mapping[str, float] = {}
+        """By worker that is to decode, where others are not: answers that it could run in place of one prompt, as far
+        as the fleet is used."""
         self.is_pure = False
         """Workers that decode are to compute no prompts beside answers: they could compute hardly any."""
         self.num_flips = 0
@@ -154,7 +157,7 @@ class SplitController:
 
     def _decide(self, views: Sequence[WorkerView], groups: KVGroups, now_s: float) -> Split:
         everyone = Split(frozenset(view.name for view in views), math.inf)
-        self.displaced, self.is_pure = {}, False
+        self.displaced, self.delayed, self.is_pure = {}, {}, False
         known = [view for view in views if view.times is not None]
         if not self._can_tell(known) or self.demand.num_arrived < FEWEST_ARRIVALS:
             return everyone
@@ -184,6 +187,12 @@ class SplitController:
             if rest
             for name in kind.names[num:]
         }
+        if best < size:
+            self.delayed = {
+                name: used * self.headroom.delayed_by_one(kind, served)
+                for kind, num, _ in shares
+                for name in kind.names[:num]
+            }
         return Split(chosen | frozenset(unknown), rooms[best])
 
     def _in_time(self, kinds: Sequence[Kind], counts: Iterable[int], excess: float, now_s: float) -> dict[int, Served]:

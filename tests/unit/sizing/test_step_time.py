@@ -118,6 +118,33 @@ def test_a_balance_between_those_tried_first_is_found_from_steps_that_all_take_t
     assert fit.times.decode_step_s(60, 60_000) == pytest.approx(truth.decode_step_s(60, 60_000), rel=0.05)
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_prompts_whose_products_hide_behind_the_reading_are_not_taken_for_free(seed):
+    """A slow card's first steps: hardly one has as many tokens as take as long as reading the weights, 316."""
+    truth = StepTimes(0.5e-3, 23.3e-3, 74e-6, 0.0, 190e-9, 2.4e-9, overlap=1.0)
+    rng, fit = Random(seed), StepTimeFit()
+    for _ in range(150):
+        batch = rng.choice((0, 1, 1, 2, 2, 3))
+        work = StepWork(batch, batch * rng.randint(100, 400))
+        if not batch or rng.random() < 0.4:
+            work = work.with_chunk(rng.choice((16, rng.randint(100, 300))), 0)
+        if rng.random() < 0.05:
+            work = work.with_chunk(rng.randint(100, 300), 0)
+        fit.observe(work, truth.step_s(work) * rng.gauss(1.0, 0.03))
+        assert fit.times is not None or fit.num_steps < MIN_STEPS
+    prompts = StepWork(0, 0, 4000, 20 * chunk_pairs(200, 0), 20)
+    assert fit.times.step_s(prompts) == pytest.approx(truth.step_s(prompts), rel=0.4)
+
+
+@given(st.floats(1e-3, 1.0), st.lists(st.integers(1, 64), min_size=20, max_size=200))
+def test_no_balance_beyond_the_steps_that_were_seen_is_believed(seconds, batches):
+    fit = StepTimeFit()
+    for batch in batches * 20:
+        fit.observe(StepWork(batch, 300 * batch), seconds)
+        assert fit.times is not None or fit.num_steps < MIN_STEPS
+    assert fit.times.read_s <= 1.01 * BALANCES[-1] * fit.times.token_s
+
+
 @given(step_times(), st.integers(0, 1000))
 @settings(max_examples=30, deadline=None)
 def test_noise_of_a_tenth_leaves_most_steps_predicted_within_a_tenth(truth, seed):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Iterable
 from itertools import pairwise
+from pathlib import Path
 from statistics import fmean, stdev
 
 import numpy as np
@@ -98,7 +100,7 @@ BURST_GPT = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Typ
 @pytest.mark.parametrize(
     ("name", "text", "line", "words"),
     [
-        ("a.jsonl", LINE + LINE.replace("0", "1" + "0" * 400, 1), 2, "timestamp must be milliseconds"),
+        ("a.jsonl", LINE + LINE.replace("0", "1" + "0" * 400, 1), 2, "timestamp must be a number from 0"),
         ("a.jsonl", LINE + "[" * 100_000, 2, "not JSON"),
         ("a.jsonl", LINE + LINE.replace("5", "1" * 5000, 1), 2, "not JSON"),
         ("a.jsonl", LINE + LINE[:-20], 2, "not JSON"),
@@ -114,7 +116,7 @@ BURST_GPT = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Typ
             "a.jsonl",
             LINE.replace("{", '{"chat_id": 1, ').replace("0", "2e12", 1),
             1,
-            "timestamp must be seconds from 0",
+            "timestamp must be a number from 0",
         ),
         ("a.csv", BURST_GPT + "5,GPT-4,1,2,3,API log\n4,GPT-4,1,2,3,API log\n", 3, "Timestamp 4 goes back in time"),
         ("a.csv", BURST_GPT + "nan,GPT-4,1,2,3,API log\n", 2, "Timestamp must be seconds from 0 to 1e.12, got 'nan'"),
@@ -212,3 +214,27 @@ def test_a_prompt_beyond_any_worker_is_refused_before_its_blocks_are_counted(tmp
 def test_numbers_that_no_fleet_has_are_refused_by_their_option(flags):
     with pytest.raises(ConfigError, match=flags[0].removeprefix("--")):
         main(["--workload", "short", "--policy", "auto", "--model", "llama-3-8b", *flags])
+
+
+def _trace_of(path: Path, times: Iterable[float]) -> Path:
+    path.write_text("".join(LINE.replace("0", f"{time:g}", 1) for time in times))
+    return path
+
+
+def test_a_trace_in_seconds_is_read_as_such_where_that_is_said_and_never_taken_for_milliseconds(tmp_path):
+    seconds = _trace_of(tmp_path / "seconds.jsonl", (0.25 * number for number in range(300)))
+    with pytest.raises(ConfigError, match=r"seconds.jsonl.*256.*256 requests in 0.06375 s.*say the timestamps' unit"):
+        list(read_trace(seconds))
+    assert list(read_trace(seconds, "s"))[-1].at_s == 0.25 * 299
+    assert list(read_trace(seconds, "ms"))[-1].at_s == pytest.approx(0.25e-3 * 299)
+    assert parse_workload(f"mooncake:path={seconds},unit=s").requests[-1].at_s == 0.25 * 299
+    with pytest.raises(ConfigError, match="unit=min: expected one of ms, s") as refused:
+        list(read_trace(seconds, "min"))
+    assert refused.value.field == "unit"
+    with pytest.raises(ConfigError, match="a trace in CSV have no unit"):
+        read_trace(tmp_path / "a.csv", "s")
+
+
+@pytest.mark.parametrize("times", [range(0, 300 * 250, 250), [0] * 300, range(200)])
+def test_a_trace_in_milliseconds_needs_no_unit_however_few_its_requests_or_all_at_once(times, tmp_path):
+    assert list(read_trace(_trace_of(tmp_path / "a.jsonl", times)))[-1].at_s == times[-1] / 1000

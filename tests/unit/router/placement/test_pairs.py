@@ -372,13 +372,13 @@ def test_a_pair_never_breaks_a_limit(states, num_tokens, slack_s, target_s):
     assert len({(pair.decode, pair.prefill) for pair in pairs}) == len(pairs)
 
 
-def waits_for(*views, displaced=None, is_pure=False, slack_s=1.0, preferred=("a",)):
+def waits_for(*views, displaced=None, delayed=None, is_pure=False, slack_s=1.0, preferred=("a",)):
     policy = PairPolicy(TARGET_S, TtftPredictor(), Demand())
     policy.look(views, preferred)
-    policy.displaced, policy.is_pure = displaced or {}, is_pure
+    policy.displaced, policy.delayed, policy.is_pure = displaced or {}, delayed or {}, is_pure
     request = replace(prompt(500), slack_s=slack_s)
     decodes = [view for view in views if policy.may_decode(view, request)]
-    prefills = [view for view in views if policy.may_prefill(view, request)]
+    prefills = [view for view in views if policy.may_prefill(view, request) and policy.has_time(view, 0)]
     return policy.choose(request, decodes, prefills, preferred)
 
 
@@ -397,8 +397,22 @@ def test_an_answer_does_not_go_where_it_is_quicker_but_displaces_prompts():
     assert waits_for(*views, displaced={"b": 0.9}, slack_s=100.0)[0].decode == "a"
 
 
+def test_a_prompt_goes_behind_others_rather_than_take_the_place_of_answers():
+    views = worker("a", answers=8), worker("b", queued=3000)
+    assert waits_for(*views)[0].prefill == "a"
+    assert waits_for(*views, delayed={"a": 0.5})[0].prefill == "b"
+
+
+def test_a_prompt_that_would_take_the_place_of_answers_waits_while_a_worker_that_prefills_is_in_time():
+    views = worker("a", answers=8), worker("b", queued=8000)  # 0.2 s, more than four steps of 20 ms
+    assert waits_for(*views)[0].prefill == "a"
+    assert waits_for(*views, delayed={"a": 0.5}) == ()
+    assert waits_for(*views, delayed={"a": 0.5}, slack_s=0.3)[0].prefill == "a", "it waits for half of its slack"
+    assert waits_for(*views, delayed={"a": 0.5}, slack_s=math.inf)[0].prefill == "a"
+
+
 def test_in_a_pure_split_prompts_go_beside_no_answers():
-    busy, queued = worker("a", answers=8), worker("b", queued=2000)
+    busy, queued = worker("a", answers=8), worker("b", queued=3000)
     assert {pair.prefill for pair in waits_for(busy, queued)} == {"a", "b"}
     assert {pair.prefill for pair in waits_for(busy, queued, is_pure=True)} == {"b"}
     assert "a" in {pair.prefill for pair in waits_for(worker("a"), queued, is_pure=True)}

@@ -294,6 +294,25 @@ def test_nothing_is_displaced_where_all_do_both():
     assert not controller.is_pure
 
 
+def test_a_prompt_takes_the_place_of_answers_where_sequences_bound_them_and_of_none_where_the_target_does():
+    headroom, mix = Headroom(0.05, math.inf), mix_of(200, 300, 20.0)
+    [few] = headroom.kinds(fleet(1, max_num_seqs=20), mix, GROUPS, ())
+    decode_s = 0.5e-3 + 6e-3 + 20 * (27e-6 + 350 * 50e-9)
+    prompt_s = 200 * 27e-6 + 200 * 201 / 2 * 1e-9
+    assert headroom.delayed_by_one(few, mix) == pytest.approx(20 * prompt_s / (300 * decode_s), rel=0.02)
+    [many] = headroom.kinds(fleet(1, max_num_seqs=4096, num_total_blocks=1_000_000), mix, GROUPS, ())
+    assert headroom.delayed_by_one(many, mix) == 0.0
+
+
+@given(st.integers(50, 6000), st.integers(2, 1500), st.floats(1.0, 400.0), st.integers(1, 256))
+def test_prompts_take_the_place_of_answers_on_workers_that_decode_in_a_split_alone(prompt, output, rate, max_num_seqs):
+    views = fleet(4, max_num_seqs=max_num_seqs)
+    controller = decided(prompt, output, rate, views)
+    decodes = controller.split.decodes
+    assert set(controller.delayed) == (set() if len(decodes) == 4 else decodes)
+    assert all(number >= 0.0 for number in controller.delayed.values())
+
+
 def test_workers_that_decode_compute_no_prompts_where_these_would_be_hardly_any():
     busy = [*fleet(4, num_decoding=25, num_context_tokens=25 * 4032), *fleet(12, name="x")]
     assert decided(4000, 64, 200.0, busy).is_pure
@@ -385,3 +404,12 @@ def test_fits_that_differ_by_less_than_hardware_does_are_of_one_kind(noise):
     assert sorted(kind.names) == [one.name for one in views]
     both = controller.headroom.kinds([*views, *fleet(3, SLOW, "slow")], mix, GROUPS, ())
     assert sorted(len(kind.names) for kind in both) == sorted([len(noise), 3])
+
+
+def test_cards_that_seem_to_compute_prompts_as_quickly_are_of_two_kinds_where_they_read_weights_at_other_speeds():
+    """What a slow card takes for prompts is badly known at first: its steps hide them behind the weights."""
+    slow = replace(FAST, read_s=4 * FAST.read_s, overlap=1.0)
+    mix = Mix(1.0, Work.of(1000, 0), 1000.0, 100.0)
+    kinds = SplitController(2 * TPOT_S).headroom.kinds([*fleet(4), *fleet(3, slow, "slow")], mix, GROUPS, ())
+    assert [len(kind.names) for kind in kinds] == [4, 3]
+    assert all(name.startswith("slow") for name in kinds[1].names)

@@ -81,7 +81,7 @@ class DeviceSettings(SettingGroup):
     @property
     def may_draft(self) -> bool:
         """Whether its device lets it ask a draft model."""
-        return not self.is_on_gpu and self.step_times is None
+        return self.step_times is None
 
 
 def is_gpu(device: str) -> bool:

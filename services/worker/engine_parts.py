@@ -95,8 +95,6 @@ def _no_guesses(settings: WorkerSettings, runner: StepRunner) -> str:
     """Why nothing is guessed on the device, or an empty string."""
     if settings.step_times is not None:
         return "it computes nothing"
-    if settings.is_on_gpu and settings.speculation == "heads":
-        return "heads guess on CPUs"
     if settings.is_on_gpu and isinstance(runner, Runner) and runner.layout.num_states:
         return "guesses of models whose layers keep states are computed on CPUs"
     return ""

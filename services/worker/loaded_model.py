@@ -22,7 +22,8 @@ from services.worker.machine.choices import (
 from services.worker.machine.pool_size import PoolNeed, most_blocks, pool_need
 from services.worker.settings import WorkerSettings
 from shared.engine.group.own_slices import SliceForm
-from shared.engine.runner.draft import check_draft, draft_layout, load_draft
+from shared.engine.runner.draft import check_draft, draft_layout, draft_steps, load_draft
+from shared.engine.runner.profile_run import measure_budget
 from shared.engine.runner.runner import RunnerConfig
 from shared.engine.sampling_params import MOST_GUESSES
 from shared.errors import ConfigError, TandemError
@@ -132,10 +133,12 @@ def load_model(
     held_bytes = layout.block_bytes
     if group is not None and group.has_own_pools:
         held_bytes = group.held_bytes(SliceForm(layout, block_slices(config, group.degrees)))
-    has_draft = settings.draft and head_folder is None
+    has_draft = settings.draft and head_folder is None and not (settings.is_on_gpu and config.delta is not None)
     draft = _read_draft(settings, config.vocab_size, backend) if has_draft else None
     draft_bytes = -(-draft[1].block_bytes // layout.groups.size) if draft is not None else 0
     need = pool_need(settings, layout, wanted_len, held_bytes + draft_bytes)
+    if draft is not None and settings.is_on_gpu:
+        need = replace(need, draft_bytes=draft_bytes, draft_step_bytes=_draft_step_bytes(settings, *draft, wanted_len))
     num_blocks = _choose_num_blocks(settings, decoder, layout, need, group, is_again=is_again)
     return LoadedModel(
         loaded=decoder,
@@ -222,8 +225,8 @@ def wants_head(settings: WorkerSettings, config: ModelConfig, roles: Roles) -> b
     problem = ""
     if settings.degrees.num_ranks > 1:
         problem = f"worker {settings.name} is {settings.degrees.num_ranks} processes: a head takes 1"
-    elif settings.is_on_gpu and WorkerRole.DECODE in roles:
-        problem = f"a worker that decodes on {settings.device} has no heads: they guess on CPUs"
+    elif settings.is_on_gpu and WorkerRole.DECODE in roles and config.delta is not None:
+        problem = f"a worker that decodes on {settings.device} guesses nothing for models whose layers keep states"
     elif settings.head_folder is None:
         problem = missing_head(Path(settings.model), config)
     if problem:
@@ -244,7 +247,7 @@ def runner_config(
         num_host_blocks=num_host_blocks,
         adapter_slots=settings.adapter_slots if settings.has_adapters else 0,
         adapter_max_rank=settings.adapter_max_rank,
-        most_guesses=MOST_GUESSES if settings.speculation in ("ngram", "auto") else 0,
+        most_guesses=0 if settings.speculation == "off" else MOST_GUESSES,
         debug_numerics=settings.debug_numerics,
     )
 
@@ -252,9 +255,17 @@ def runner_config(
 def _read_draft(settings: WorkerSettings, vocab_size: int, backend: str) -> tuple[Decoder, BlockLayout]:
     """The draft model and the layout of its KV; see `load_draft`."""
     folder = Path(settings.draft)
-    dtype = choose_dtype(settings.dtype, load_config(folder), backend=backend)
-    decoder = load_draft(folder, dtype, vocab_size, backend)
+    device = settings.devices[0]
+    dtype = choose_dtype(settings.dtype, load_config(folder), device, backend)
+    decoder = load_draft(folder, dtype, vocab_size, backend, device)
     return decoder, draft_layout(decoder, settings.block_size)
+
+
+def _draft_step_bytes(settings: WorkerSettings, decoder: Decoder, layout: BlockLayout, max_len: int) -> int:
+    """What a draft's graphs and its largest step take of a GPU's memory."""
+    config = draft_steps(settings.max_num_seqs)
+    tokens = config.max_num_batched_tokens
+    return measure_budget(decoder, layout, config.max_num_seqs, tokens, max_len, graphs=config).step_bytes
 
 
 def _choose_num_blocks(

@@ -45,7 +45,7 @@ from shared.engine.messages import (
     SetTargets,
     StepOutput,
 )
-from shared.engine.plan import StepPlan, StepResult
+from shared.engine.plan import LaunchedStep, StepPlan
 from shared.engine.runner.block_access import BlockAccess
 from shared.engine.scheduler.scheduler import Scheduler
 from shared.engine.step_counters import StepCounters
@@ -57,13 +57,6 @@ logger = logging.getLogger(__name__)
 
 INTEGRITY_CHECK_INTERVAL_S = 5.0
 """Shortest time between two integrity checks of an idle engine: a check walks every block."""
-
-
-class LaunchedStep(Protocol):
-    """A step that was handed to the device."""
-
-    def result(self) -> StepResult:
-        """Waits until the step is done; called once, in the order of the launches."""
 
 
 class StepRunner(Protocol):

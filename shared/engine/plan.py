@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -162,6 +162,14 @@ class StepResult:
     targets: tuple[tuple[SampledToken, ...], ...] = ()
     pooled: tuple[NDArray[np.float32], ...] = ()
     """[hidden_size], the sum over `num_pooled` hidden states, of those that have any."""
+
+
+class LaunchedStep(Protocol):
+    """A step that was handed to the device."""
+
+    def result(self) -> StepResult:
+        """Waits until the step is done; called once, in the order of the launches."""
+        ...
 
 
 def decode_work(items: Collection[PlannedSequence]) -> StepWork:

@@ -137,7 +137,7 @@ class Decoder:
             fill_weights(checkpoint, plan.sources, views, on_progress)
         if head_folder is not None:
             head = read_head(head_folder, config, dtype, device)
-        elif head is not None and parameters.embedding.device.type == "cpu":  # nothing is guessed on other devices
+        elif head is not None:
             head = replace(head, listed=listed_rows(parameters, config.vocab_size))
         # A head's layer may move others to other groups.
         places = None if head is None else config.with_head().layer_places[:-1]

@@ -106,13 +106,13 @@ class AnswerSettings(SettingGroup):
     same with any. ngram: what followed the same tokens before, in the prompt or in the answer. heads: the checkpoint's
     layer that predicts further than the next token, or the EAGLE-3 head in `draft`; refused where there is neither.
     auto: ngram, what a structure leaves no choice about, and what a draft model gives where there is one. No more is
-    guessed than makes tokens come faster. On GPUs ngram and structures alone, and nothing for models whose layers keep
-    states. Prefill workers guess nothing, but compute a head's KV: with heads, prefill and decode workers need the same
-    setting. A request's `speculation` narrows it."""
+    guessed than makes tokens come faster. On GPUs nothing is guessed for models whose layers keep states. Prefill
+    workers guess nothing, but compute a head's KV: with heads, prefill and decode workers need the same setting. A
+    request's `speculation` narrows it."""
     draft: str = ""
     """With speculation auto, folder of a draft model: a second, much smaller model of the same vocabulary. Each worker
-    that decodes on a CPU loads it, with a KV pool of its own beside the model's; prefill workers and GPUs do not. With
-    speculation heads, folder of an EAGLE-3 head for this model, which all workers load. Empty = none."""
+    that decodes loads it, with a KV pool of its own beside the model's; prefill workers do not. With speculation heads,
+    folder of an EAGLE-3 head for this model, which all workers load. Empty = none."""
     prefix_fetch: PrefixFetch = "auto"
     """auto: a prompt waits briefly for a prefix from peers or store nodes, and is computed while the rest arrives.
     always: it waits until the prefix is here. never: prefixes are not fetched."""

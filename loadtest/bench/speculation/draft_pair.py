@@ -76,11 +76,22 @@ class PairedRunner:
     def __init__(self, computes: Runner, guesses: Runner, aside: Aside) -> None:
         self._computes, self._guesses, self._aside = computes, guesses, aside
 
+    @property
+    def is_async(self) -> bool:
+        """See `DraftRunner`."""
+        return False
+
     def execute(self, plan: StepPlan) -> StepResult:
         """See `DraftRunner`."""
         self._computes.execute(plan)
         with self._aside:
             return self._guesses.execute(plan)
+
+    def launch(self, plan: StepPlan) -> PendingStep:
+        """See `DraftRunner`."""
+        self._computes.execute(plan)
+        with self._aside:
+            return self._guesses.launch(plan)
 
 
 def paired_draft(
@@ -131,11 +142,16 @@ class PairedSteps:
         with self._aside:
             return self._chooses.launch(plan)
 
+    @property
+    def is_queued(self) -> bool:
+        """See `HeadRunner`."""
+        return False
+
     def is_ready(self, sequence_id: str, position: int) -> bool:
         """See `HeadRunner`."""
         return all(heads.is_ready(sequence_id, position) for heads in self._heads)
 
-    def guess(self, guesses: Sequence[HeadGuess]) -> tuple[SampledToken | NoToken, ...]:
+    def guess(self, guesses: Sequence[HeadGuess]) -> list[tuple[SampledToken | NoToken, ...]]:
         """See `HeadRunner`."""
         computes, chooses = self._heads
         computes.guess(guesses)

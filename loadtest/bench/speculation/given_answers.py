@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple
 
-from shared.engine.engine import LaunchedStep, StepRunner
-from shared.engine.plan import SampledToken, StepPlan, StepResult
+from shared.engine.engine import StepRunner
+from shared.engine.plan import LaunchedStep, SampledToken, StepPlan, StepResult
 from shared.engine.runner.block_access import BlockAccess
 from shared.kernels.lora.step import PackedAdapter
 

@@ -338,7 +338,7 @@ def main(
 ) -> None:
     """Measure answers with guesses beside the same without: copied text, prose and JSON, alone and in batches."""
     if device != "cpu" and (draft or heads):
-        raise ConfigError("draft models and heads guess on CPUs", field="device", value=device)
+        raise ConfigError("draft models and heads are measured on CPUs", field="device", value=device)
     folder, of_draft = (checkpoint(name) if name in SHAPES else Path(name) for name in (model, draft or model))
     report, batches = Report(out), integers(batch, "batch")
     bench = Bench(

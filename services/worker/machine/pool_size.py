@@ -48,6 +48,10 @@ class PoolNeed:
     """Memory of the host that is kept for copies of adapters, of all ranks."""
     adapter_sum_bytes: int = 0
     """What a GPU's largest step takes besides where all its rows have adapters."""
+    draft_bytes: int = 0
+    """Bytes beside each block for the KV of a draft model on a GPU."""
+    draft_step_bytes: int = 0
+    """What its graphs and its largest step take."""
 
     def to_json(self) -> bytes:
         """For `parse`."""
@@ -78,11 +82,11 @@ class PoolNeed:
             follows=follows,
             graphs=graphs,
         )
-        return replace(
-            found,
-            free_bytes=max(0, found.free_bytes - self.rank_adapter_bytes),
-            step_bytes=found.step_bytes + self.adapter_sum_bytes,
-        )
+        step_bytes = found.step_bytes + self.adapter_sum_bytes + self.draft_step_bytes
+        left = max(0, found.free_bytes - self.rank_adapter_bytes)
+        # Each block takes a part of a draft's with it.
+        left -= max(0, left - step_bytes) * self.draft_bytes // (layout.block_bytes + self.draft_bytes)
+        return replace(found, free_bytes=left, step_bytes=step_bytes)
 
 
 def pool_need(settings: WorkerSettings, layout: BlockLayout, max_len: int, held_bytes: int) -> PoolNeed:

@@ -1,4 +1,4 @@
-"""A draft model ready to guess: a second decoder on the CPU, and a runner over a KV pool of its own."""
+"""A draft model ready to guess: a second decoder, and a runner over a KV pool of its own."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from shared.engine.runner.runner import Runner, RunnerConfig
-from shared.engine.speculation.draft_model import DraftModel
+from shared.engine.speculation.draft_model import MOST_CHUNK, DraftModel
 from shared.errors import ConfigError
 from shared.kernels.backends.registry import AUTO
 from shared.kv.layout import BlockLayout
@@ -17,11 +17,13 @@ from shared.model.families.eagle3 import is_eagle
 from shared.model.families.registry import load_config
 
 
-def load_draft(folder: Path, dtype: torch.dtype, vocab_size: int, kernels: str = AUTO) -> Decoder:
+def load_draft(
+    folder: Path, dtype: torch.dtype, vocab_size: int, kernels: str = AUTO, device: torch.device | str = "cpu"
+) -> Decoder:
     """Reads a draft for a target of that vocabulary. Raises ConfigError (`draft`) where the two differ, before weights
     are read; else as `Decoder.load`."""
     check_draft(folder, vocab_size)
-    return Decoder.load(folder, dtype, "cpu", kernels=kernels)
+    return Decoder.load(folder, dtype, device, kernels=kernels)
 
 
 def check_draft(folder: Path, vocab_size: int) -> None:
@@ -57,8 +59,18 @@ def draft_layout(decoder: Decoder, block_size: int) -> BlockLayout:
     return decoder.config.block_layout(block_size, str(decoder.dtype).removeprefix("torch."))
 
 
-def open_draft(decoder: Decoder, layout: BlockLayout, num_blocks: int, max_num_seqs: int) -> DraftModel:
-    """Allocates its pool. Raises ConfigError where that does not fit. `max_num_seqs`: of a round."""
-    runner = Runner(decoder, layout, num_blocks, RunnerConfig(max_num_seqs=max_num_seqs))
+def draft_steps(max_num_seqs: int) -> RunnerConfig:
+    """How a draft's steps are run; `max_num_seqs`: of a round. On a GPU its rounds are graphs."""
+    return RunnerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=MOST_CHUNK)
+
+
+def open_draft(
+    decoder: Decoder, layout: BlockLayout, num_blocks: int, max_num_seqs: int, config: RunnerConfig | None = None
+) -> DraftModel:
+    """Allocates its pool, and captures its graphs on a GPU. Raises ConfigError where that does not fit. `max_num_seqs`:
+    of a round; `config`: in place of `draft_steps`."""
+    runner = Runner(decoder, layout, num_blocks, config or draft_steps(max_num_seqs))
+    with torch.inference_mode():
+        runner.start()
     pool = BlockPool(num_blocks, layout.block_size)
     return DraftModel(runner, pool, decoder.config.max_position_embeddings)

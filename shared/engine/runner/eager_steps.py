@@ -192,12 +192,11 @@ class EagerSteps:
         for_logits = logit_rows(items)
         head = self._decoder.head
         rows: Sequence[int] = range(end)
-        behind = () if head is None else head.behind
-        if head is None or behind:
+        kept = None if head is None else head.empty_states(end)
+        if head is None or kept is not None:
             rows = sorted({*for_logits, *(row for part in wanted for row in part)})
         place = {row: i for i, row in enumerate(rows)}
-        send, config = self._link.send, self._decoder.config
-        kept = torch.empty((end, len(behind), config.hidden_size), dtype=self._decoder.dtype, device=self._link.device)
+        send = self._link.send
         hidden = self._decoder.hidden(
             inputs.token_ids,
             inputs.positions,
@@ -206,14 +205,14 @@ class EagerSteps:
             send(torch.tensor(rows, dtype=torch.int64)),
             inputs.rope_lengths,
             self.adapters.loras(items),
-            kept if behind else None,
+            kept,
         )
         sums = [
             hidden.index_select(0, send(torch.tensor([place[row] for row in part]))).float().sum(dim=0)
             for part in wanted
         ]
         of_logits = hidden.index_select(0, send(torch.tensor([place[row] for row in for_logits], dtype=torch.int64)))
-        if head is not None and behind:
+        if head is not None and kept is not None:
             hidden = head.joined(kept)
         return hidden, self._decoder.logits(of_logits), torch.stack(sums) if sums else None
 

@@ -8,20 +8,36 @@ and no longer.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from shared.engine.plan import NoToken, SampledToken, StepPlan
 from shared.engine.runner.device_link import DeviceLink
-from shared.engine.runner.eager_steps import StepInputs
 from shared.engine.runner.logprobs import TopLogprobs
 from shared.engine.runner.sampler import PendingStep, Sampler
 from shared.engine.speculation.head_model import HeadGuess, HeadModel
+from shared.kernels.batch import AttentionBatch
 from shared.kernels.pool_view import PoolView
 from shared.kv.groups import KVGroups
 from shared.model.decoder import Decoder
+
+
+class HeadInputs(NamedTuple):
+    """What a head takes over from its model's step."""
+
+    positions: Tensor  # [num_rows] int64
+    batch: AttentionBatch
+    hidden: Tensor  # [num_rows, hidden_size], as the head reads it: the step's tokens, and padding behind them
+
+    def at(self, kv_lens: tuple[int, ...]) -> HeadInputs:
+        """Of a graph that was captured at other lengths: these are the sequences' now, by which attention is planned
+        anew."""
+        groups = tuple(replace(each, kv_lens=kv_lens, groups=()) for each in self.batch.groups)
+        return self._replace(batch=replace(self.batch, kv_lens=kv_lens, groups=groups))
 
 
 class Heads:
@@ -41,6 +57,11 @@ class Heads:
         self._newest: dict[str, Tensor] = {}  # [hidden_size], behind the newest guess
 
     @property
+    def is_queued(self) -> bool:
+        """See `HeadRunner`."""
+        return self._link.is_async
+
+    @property
     def groups(self) -> KVGroups:
         """Groups of the sequences' KV blocks."""
         return self._groups
@@ -50,19 +71,20 @@ class Heads:
         """Most tokens of a sequence: the model has positions for no more."""
         return self._decoder.config.max_position_embeddings
 
-    def follow(self, plan: StepPlan, inputs: StepInputs, hidden: Tensor, tokens: Tensor) -> None:
-        """Writes the head's KV of a step's tokens. hidden: [num_tokens, hidden_size], as it reads them;
-        tokens: [num_samples] int64, what was chosen, below 0 where nothing can be."""
+    def follow(self, plan: StepPlan, step: HeadInputs, tokens: Tensor) -> None:
+        """Writes the head's KV of a step's tokens. tokens: [num_samples] int64, what was chosen, below 0 where nothing
+        can be."""
         items, send = plan.sequences, self._link.send
         behind = [token for item in items for token in (*item.token_ids[1:], item.following)]
+        behind += [0] * (step.hidden.shape[0] - len(behind))
         ends = list(accumulate(len(item.token_ids) for item in items))
         chosen = [row for item, end in zip(items, ends, strict=True) for row in range(end - len(item.samples), end)]
         token_ids = send(torch.tensor(behind, dtype=torch.int64))
         rows = send(torch.tensor(chosen, dtype=torch.int64))
         token_ids.index_copy_(0, rows, tokens.clamp(min=0))
         wanted = rows if plan.begins_guesses else rows[:0]
-        batch = self._head.own_batch(inputs.batch)
-        found = self._head.forward(token_ids, hidden, inputs.positions, self._pool, batch, wanted)
+        batch = self._head.own_batch(step.batch)
+        found = self._head.forward(token_ids, step.hidden, step.positions, self._pool, batch, wanted)
         self._begun, self._newest = {}, {}
         if not plan.begins_guesses:
             return
@@ -78,38 +100,78 @@ class Heads:
         first, rows = self._begun.get(sequence_id, (0, None))
         return rows is not None and first <= position < first + rows.shape[0]
 
-    def guess(self, guesses: Sequence[HeadGuess]) -> tuple[SampledToken | NoToken, ...]:
-        """See `HeadRunner`."""
-        self._compute([guess for guess in guesses if guess.token_id is not None])
+    def guess(self, guesses: Sequence[HeadGuess]) -> list[tuple[SampledToken | NoToken, ...]]:
+        """See `HeadRunner`. Host and device meet once, at the end."""
+        states = self._states(guesses)
+        names, send = [guess.sequence_id for guess in guesses], self._link.send
+        by_place = list(zip(*(guess.specs for guess in guesses), strict=True))
+        tokens: list[Tensor] = []
+        logprobs: list[TopLogprobs | None] = []
+        for place, specs in enumerate(by_place):
+            if tokens:
+                states = self._forward(guesses, place, tokens[-1].clamp(min=0), states)
+            logits = self._head.logits(states)
+            tokens.append(self._sampler.sample(logits, names, specs))
+            logprobs.append(TopLogprobs.of(logits, tokens[-1], specs, send))
+        self._newest |= dict(zip(names, states, strict=True))
+        in_a_row = [spec for specs in by_place for spec in specs]
+        step = PendingStep(torch.cat(tokens), TopLogprobs.joined(logprobs), in_a_row, self._link, lambda _row: None)
+        sampled = step.result().sampled
+        return [sampled[row :: len(guesses)] for row in range(len(guesses))]
+
+    def warm_up(self, plan: StepPlan) -> None:
+        """Two guesses behind a step that began some, so that their kernels are compiled."""
+        groups, items = self._groups, plan.sequences
+        room = min(len(item.block_ids) // groups.size * groups.block_size - item.end for item in items)
+        if room > 0:
+            self.guess(
+                [
+                    HeadGuess(item.sequence_id, item.end - 1, None, item.samples[-1:] * 2, item.block_ids)
+                    for item in items
+                ]
+            )
+
+    def _states(self, guesses: Sequence[HeadGuess]) -> Tensor:
+        """[num_guesses, hidden_size], what each first guess is chosen from."""
+        behind = [guess for guess in guesses if guess.token_id is not None]
+        if behind:
+            token_ids = self._link.send(torch.tensor([guess.token_id for guess in behind], dtype=torch.int64))
+            states = torch.stack([self._newest[guess.sequence_id] for guess in behind])
+            rows = self._forward(behind, 0, token_ids, states)
+            self._newest |= {guess.sequence_id: row for guess, row in zip(behind, rows, strict=True)}
+        found = []
         for guess in guesses:
             if guess.token_id is None:
                 first, rows = self._begun[guess.sequence_id]
-                self._newest[guess.sequence_id] = rows[guess.position - first]
-        states = torch.stack([self._newest[guess.sequence_id] for guess in guesses])
-        logits = self._head.logits(states)
-        specs = [guess.spec for guess in guesses]
-        tokens = self._sampler.sample(logits, [guess.sequence_id for guess in guesses], specs)
-        logprobs = TopLogprobs.of(logits, tokens, specs, self._link.send)
-        return PendingStep(tokens, logprobs, specs, self._link, lambda _row: None).result().sampled
+                found.append(rows[guess.position - first])
+            else:
+                found.append(self._newest[guess.sequence_id])
+        return torch.stack(found)
 
-    def _compute(self, guesses: Sequence[HeadGuess]) -> None:
-        """One position more of each, of the guess that came last."""
-        if not guesses:
-            return
-        send = self._link.send
-        batch = self._head.batch_of(
-            [guess.position for guess in guesses], [guess.block_ids for guess in guesses], self._groups
+    def _forward(self, guesses: Sequence[HeadGuess], ahead: int, token_ids: Tensor, states: Tensor) -> Tensor:
+        """[num_guesses, hidden_size]: one position more of each, `ahead` of its own, of the guess that came last."""
+        send, positions = self._link.send, [guess.position + ahead for guess in guesses]
+        batch = self._sent(self._head.batch_of(positions, [guess.block_ids for guess in guesses], self._groups))
+        at = send(torch.tensor(positions, dtype=torch.int64))
+        rows = send(torch.arange(len(guesses), dtype=torch.int64))
+        return self._head.forward(token_ids, states, at, self._pool, batch, rows)
+
+    def _sent(self, batch: AttentionBatch) -> AttentionBatch:
+        if not self._link.is_async:
+            return batch
+        tables = batch.block_tables
+        slots, query_start, seq_lens, flat = self._link.send_all(
+            [part.reshape(-1).numpy() for part in (batch.slots, batch.query_start, batch.seq_lens, tables)]
         )
-        found = self._head.forward(
-            send(torch.tensor([guess.token_id for guess in guesses], dtype=torch.int64)),
-            torch.stack([self._newest[guess.sequence_id] for guess in guesses]),
-            send(torch.tensor([guess.position for guess in guesses], dtype=torch.int64)),
-            self._pool,
+        sent = replace(
             batch,
-            send(torch.arange(len(guesses), dtype=torch.int64)),
+            query_start=query_start,
+            seq_lens=seq_lens,
+            block_tables=flat.view(tables.shape),
+            slots=slots,
+            groups=(),
         )
-        for guess, row in zip(guesses, found, strict=True):
-            self._newest[guess.sequence_id] = row
+        return sent.with_groups(()) if batch.groups else sent
 
 
 def open_heads(heads: Heads) -> HeadModel:

@@ -48,6 +48,14 @@ class TopLogprobs:
         chosen = logprobs.gather(1, tokens.index_select(0, rows).clamp(min=0)[:, None])[:, 0]
         return cls(chosen, values, ids)
 
+    @classmethod
+    def joined(cls, parts: Sequence[TopLogprobs | None]) -> TopLogprobs | None:
+        """Those of several steps' rows, one step after the other; all ask for as many tokens. None where none asks."""
+        found = [part for part in parts if part is not None]
+        if not found:
+            return None
+        return cls(*(torch.cat(each) for each in zip(*(vars(part).values() for part in found), strict=True)))
+
 
 def logit_rows(items: Sequence[PlannedSequence]) -> list[int]:
     """Rows of the step's tokens whose logits are wanted, rising: those that tell of targets, and the last ones

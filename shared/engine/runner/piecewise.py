@@ -12,6 +12,7 @@ from torch import Tensor
 
 from shared.engine.runner.cuda_graphs import CudaGraphs, Replayable, padded_size, token_sizes
 from shared.engine.runner.eager_steps import StepInputs
+from shared.engine.runner.heads import HeadInputs
 from shared.kernels.pool_view import PoolView
 from shared.model.decoder import Decoder
 
@@ -61,6 +62,9 @@ class PiecewiseSteps:
         # One layer's is used up before the next one's: all lie in the same memory.
         self._query = real(most_tokens * max(map(prod, queries)))
         self._attended = real(most_tokens * max(map(prod, attended)))
+        head = decoder.head
+        self._behind = () if head is None else head.behind
+        self._kept = None if head is None else head.empty_states(most_tokens)
         self._queries = _views(self._query, most_tokens, queries)
         self._results = _views(self._attended, most_tokens, attended)
 
@@ -89,8 +93,8 @@ class PiecewiseSteps:
             return False
         return True
 
-    def run(self, inputs: StepInputs) -> Tensor:
-        """[num_sampling, vocab_size] fp32 logits, as `Decoder.forward` gives."""
+    def run(self, inputs: StepInputs) -> tuple[Tensor, HeadInputs | None]:
+        """[num_sampling, vocab_size] fp32 logits, as `Decoder.forward` gives, and what a head reads."""
         count, batch, layers = inputs.batch.num_tokens, inputs.batch, self._pieces.num_layers
         size = padded_size(self._sizes, count)
         self._fill(inputs, count, size)
@@ -101,7 +105,20 @@ class PiecewiseSteps:
             if layer < layers - 1:
                 self._results[layer][:count].copy_(attended)
         assert residual is not None
-        return self._decoder.logits(self._pieces.last(residual[:count], attended, inputs.logit_rows))
+        return self._ended(residual[:count], attended, inputs)
+
+    def _ended(self, residual: Tensor, attended: Tensor, inputs: StepInputs) -> tuple[Tensor, HeadInputs | None]:
+        head, rows, count = self._decoder.head, inputs.logit_rows, residual.shape[0]
+        if head is None or self._kept is not None:
+            hidden = of_logits = self._pieces.last(residual, attended, rows)
+        else:
+            hidden = self._pieces.last(residual, attended, torch.arange(count, device=residual.device))
+            of_logits = hidden.index_select(0, rows)
+        logits = self._decoder.logits(of_logits)
+        if head is None:
+            return logits, None
+        read = hidden if self._kept is None else head.joined(self._kept[:count])
+        return logits, HeadInputs(inputs.positions, inputs.batch, read)
 
     def _fill(self, inputs: StepInputs, count: int, size: int) -> None:
         self._token_ids[:count].copy_(inputs.token_ids)
@@ -142,6 +159,10 @@ class PiecewiseSteps:
             self._slots[..., :size],
         )  # fmt: skip
         self._queries[layer + 1][:size].copy_(query)
+        if self._kept is not None:
+            for place, count in enumerate(self._behind):
+                if count == layer + 1:
+                    self._kept[:size, place].copy_(residual)
         return residual
 
 

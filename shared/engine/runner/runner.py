@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Protocol
 
@@ -14,8 +14,8 @@ from shared.engine.plan import PlannedSequence, StepPlan, StepResult
 from shared.engine.runner.block_access import BlockAccess, BlockSums, DeviceBlocks, DirectBlocks, StagedBlocks
 from shared.engine.runner.cuda_graphs import CudaGraphs
 from shared.engine.runner.device_link import DeviceLink
-from shared.engine.runner.eager_steps import EagerSteps, StepInputs
-from shared.engine.runner.heads import Heads
+from shared.engine.runner.eager_steps import EagerSteps
+from shared.engine.runner.heads import HeadInputs, Heads
 from shared.engine.runner.logprobs import PendingTargets, TopLogprobs, split
 from shared.engine.runner.numerics import NumericsProbe
 from shared.engine.runner.piecewise import PiecewiseSteps
@@ -111,7 +111,7 @@ class _FixedShapes:
         is_capturable = decoder.config.moe is None or of_triton or not link.is_async
         # The other backends read lengths on the host: a graph of theirs would keep the lengths of its capture.
         has_graphs = link.is_async and of_triton
-        if not is_capturable or config.debug_numerics or decoder.is_split or decoder.head is not None:
+        if not is_capturable or config.debug_numerics or decoder.is_split:
             return cls(static_decode=False, piecewise_tokens=0)
         in_pieces = config.piecewise_tokens
         if in_pieces is None:
@@ -258,7 +258,9 @@ class Runner:
             config.most_guesses,
         )
         for plan in plans:
-            self.execute(plan)
+            self.execute(plan if self.heads is None else replace(plan, begins_guesses=True))
+            if self.heads is not None:
+                self.heads.warm_up(plan)
         if self._masks is not None:
             vocab_size, device = self._decoder.config.vocab_size, self._link.device
             words = torch.zeros(1, -(-vocab_size // 32), dtype=torch.int32, device=device)
@@ -293,35 +295,38 @@ class Runner:
             self._last = PendingStep(nothing, None, (), self._link, _unknown, check=self._check)
             return self._last
         is_pooling = any(item.num_pooled for item in items)
+        for_head: HeadInputs | None
         if self._static is not None and not is_pooling and self._static.takes(plan):
-            logits, tokens = self._static.run(plan)
+            logits, tokens, for_head = self._static.run(plan)
             row_masks = None if masks is None else masks.row_masks()
             self._sampler.resample(tokens, logits, names, specs, row_masks, guesses_before(items))
         else:
-            inputs: StepInputs | None = None
-            hidden: Tensor | None = None
-            if is_pooling or self.heads is not None:
-                inputs = self._eager.inputs(items)
-                hidden, logits, pooled = self._eager.hidden(items, inputs)
-            elif self._pieces is not None and _takes(self._pieces, items):
-                logits = self._pieces.run(self._eager.inputs(items))
-            else:
-                logits = self._eager.logits(items)
+            logits, for_head, pooled = self._run(items)
             logits, targets = split(logits, items, self._link)
             row_masks = None if masks is None else masks.row_masks()
             tokens = self._sampler.sample(logits, names, specs, row_masks, guesses_before(items))
             if not plan.num_guesses:  # behind guesses no token is pending
                 self._remember(tokens)
-            if self.heads is not None:
-                assert inputs is not None
-                assert hidden is not None
-                self.heads.follow(plan, inputs, hidden, tokens)
+        if self.heads is not None:
+            assert for_head is not None
+            self.heads.follow(plan, for_head, tokens)
         logprobs = TopLogprobs.of(logits, tokens, specs, self._link.send)
         faults = {} if row_masks is None else row_masks.faults
         self._last = PendingStep(
             tokens, logprobs, specs, self._link, self._source_of(items), faults, targets, self._check, pooled
         )
         return self._last
+
+    def _run(self, items: tuple[PlannedSequence, ...]) -> tuple[Tensor, HeadInputs | None, Tensor | None]:
+        """A step of any mix: its logits, what a head reads, and what `EagerSteps.hidden` pools."""
+        is_pooling = any(item.num_pooled for item in items)
+        if self._pieces is not None and not is_pooling and _takes(self._pieces, items):
+            return *self._pieces.run(self._eager.inputs(items)), None
+        if not is_pooling and self.heads is None:
+            return self._eager.logits(items), None, None
+        inputs = self._eager.inputs(items)
+        hidden, logits, pooled = self._eager.hidden(items, inputs)
+        return logits, HeadInputs(inputs.positions, inputs.batch, hidden), pooled
 
     def follow(self, plan: StepPlan) -> None:
         """A follower's part of a step that its leader has launched: the copies of its own pool's slices, and what it

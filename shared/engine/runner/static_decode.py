@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 from shared.engine.plan import PlannedSequence, StepPlan
 from shared.engine.runner.cuda_graphs import CudaGraphs, Replayable, capture_sizes, padded_size
 from shared.engine.runner.device_link import DeviceLink
+from shared.engine.runner.heads import HeadInputs
 from shared.engine.sampling_params import SamplingParams
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.lora.step import LoraSlots, PackedAdapter
@@ -34,6 +35,13 @@ _FIELDS = {
 }
 """Rows of inputs by type, the larger types first, so that each begins at a multiple of its size."""
 _ROW_BYTES = sum(dtype.itemsize for dtype in _FIELDS.values())
+
+
+class _Found(NamedTuple):
+    """What a step gives, in the memory of its graph."""
+
+    logits: Tensor  # [size, vocab_size] fp32
+    for_head: HeadInputs | None  # None without a head
 
 
 class StaticDecode:
@@ -74,7 +82,7 @@ class StaticDecode:
         self.sampled: Tensor = torch.zeros(max_batch, dtype=torch.int64, device=device)
         """[max_batch] int64, the tokens that the last step sampled; -1 where there was nothing to choose."""
         self._graphs = graphs
-        self._captured: dict[tuple[int, bool], tuple[Replayable, Tensor]] = {}  # by size and adapters, with its logits
+        self._captured: dict[tuple[int, bool], tuple[Replayable, _Found]] = {}  # by size and adapters
         self._loras = loras
         self._held: set[int] = set()  # slots that `loras` computes with
 
@@ -109,8 +117,9 @@ class StaticDecode:
                 return False
         return True
 
-    def run(self, plan: StepPlan) -> tuple[Tensor, Tensor]:
-        """([n, vocab_size] fp32 logits, [n] int64 tokens) of the plan's n sequences; both hold until the next step.
+    def run(self, plan: StepPlan) -> tuple[Tensor, Tensor, HeadInputs | None]:
+        """([n, vocab_size] fp32 logits, [n] int64 tokens) of the plan's n sequences, and what a head reads, with the
+        padding; all hold until the next step.
 
         Tokens are sampled from the logits as they are: no penalties, nothing banned.
         """
@@ -126,16 +135,17 @@ class StaticDecode:
         with_loras = any(item.adapter for item in items)
         if self._loras is not None and with_loras:
             self._loras.fill([item.adapter for item in items], size, self._link.empty)
+        lengths = (*(item.end for item in items), *[1] * (size - len(items)))
         if self._graphs is None:
-            lengths = [*(item.end for item in items), *[1] * (size - len(items))]
-            logits = self._forward(size, lengths, with_loras=with_loras)
+            found = self._forward(size, lengths, with_loras=with_loras)
         else:
-            graph, logits = self._captured[size, with_loras]
+            graph, found = self._captured[size, with_loras]
             graph.replay()
-        return logits[: len(items)], self.sampled[: len(items)]
+        for_head = None if found.for_head is None else found.for_head.at(lengths)
+        return found.logits[: len(items)], self.sampled[: len(items)], for_head
 
-    def _forward(self, size: int, kv_lens: Sequence[int], *, with_loras: bool) -> Tensor:
-        """[size, vocab_size] logits of the present inputs; writes `sampled`. Does nothing that a graph cannot hold.
+    def _forward(self, size: int, kv_lens: Sequence[int], *, with_loras: bool) -> _Found:
+        """What the present inputs give; writes `sampled`. Does nothing that a graph cannot hold.
 
         Kernels that follow the lengths on the device ignore `kv_lens`.
         """
@@ -150,9 +160,13 @@ class StaticDecode:
         lengths = inputs.rope_lengths if self._decoder.rotary.needs_lengths else None
         rows = self._logit_rows[:size]
         loras = self._loras.step(size) if self._loras is not None and with_loras else None
-        logits = self._decoder.forward(token_ids, positions, self._pool, batch, rows, lengths, loras=loras)
-        self.sampled[:size].copy_(self._decoder.kernels.sample_tokens(logits, inputs.rows()))
-        return logits
+        decoder, head = self._decoder, self._decoder.head
+        kept = None if head is None else head.empty_states(size)
+        hidden = decoder.hidden(token_ids, positions, self._pool, batch, rows, lengths, loras, kept)
+        logits = decoder.logits(hidden)
+        self.sampled[:size].copy_(decoder.kernels.sample_tokens(logits, inputs.rows()))
+        read = hidden if head is None or kept is None else head.joined(kept)
+        return _Found(logits, None if head is None else HeadInputs(positions, batch, read))
 
     def _batch(self, size: int, tables: Tensor, positions: Tensor, kv_lens: Sequence[int]) -> AttentionBatch:
         """Over the `tables` of one KV group, [size, width] int32."""

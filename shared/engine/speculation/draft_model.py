@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from shared.engine.plan import PlannedSequence, SampledToken, StepPlan, StepResult, step_work
+from shared.engine.plan import LaunchedStep, PlannedSequence, StepPlan, StepResult, step_work
 from shared.engine.sequence import EngineSequence
 from shared.engine.speculation.guessing_model import Drafted, GuessingModel, GuessRecord
 from shared.kv.hashing import extend_chain
@@ -34,8 +34,18 @@ LEAST_CHUNK, MOST_CHUNK = 16, 512
 class DraftRunner(Protocol):
     """Computes steps of the draft over its pool."""
 
+    @property
+    def is_async(self) -> bool:
+        """Whether `launch` returns before the step is computed."""
+        ...
+
     def execute(self, plan: StepPlan) -> StepResult:
         """Writes the KV of the plan's tokens, and chooses a token where the plan has a sample."""
+        ...
+
+    def launch(self, plan: StepPlan) -> LaunchedStep:
+        """Begins likewise. `pending` tokens are those of the step before. One more may be launched before this one's
+        result is taken."""
         ...
 
 
@@ -70,6 +80,7 @@ class DraftModel(GuessingModel):
         super().__init__(clock)
         self.pool = pool
         self._runner = runner
+        self.is_queued = runner.is_async
         self._most_tokens = most_tokens
         self._held: dict[str, _Held] = {}
 
@@ -87,37 +98,44 @@ class DraftModel(GuessingModel):
         self._follow(held)
         return sequence.num_tokens - held.num_valid <= FEW_TOKENS
 
+    def will_be_ready(self, sequence: EngineSequence) -> bool:
+        """See `GuessingModel`. Learns likewise."""
+        held = self._held.get(sequence.sequence_id)
+        if held is None:
+            return False
+        self._follow(held)
+        return sequence.num_tokens + sequence.num_in_flight_samples - held.num_valid <= FEW_TOKENS
+
     def begin(self, sequence: EngineSequence, most: int) -> Drafted:
         """Before the rounds of a sequence that is ready; `most`: guesses."""
         most = min(most, self._most_tokens - sequence.num_tokens)
         held = self._held[sequence.sequence_id]
         return self._begin(sequence, held.record, most)
 
-    def round(self, drafts: Sequence[Drafted]) -> None:
-        """One guess more for each of these, but for those that there are no blocks for, or whose logits broke: they
-        may have no more."""
+    def round(self, drafts: Sequence[Drafted], count: int = 1) -> None:
+        """`count` guesses more for each of these, but for those that there are no blocks for, or whose logits broke:
+        they may have no more."""
         planned: list[tuple[Drafted, _Held]] = []
-        items: list[PlannedSequence] = []
+        shares: list[list[PlannedSequence]] = []
         for draft in drafts:
             held = self._held[draft.sequence.sequence_id]
-            item = self._share(draft, held)
-            if item is None:
+            share = self._shares(draft, held, count, len(planned))
+            if not share:
                 draft.most = len(draft.token_ids)
             else:
                 planned.append((draft, held))
-                items.append(item)
-        if not items:
+                shares.append(share)
+        if not planned:
             return
-        result = self._run(StepPlan(tuple(items)))
-        for (draft, held), found in zip(planned, result.sampled, strict=True):
+        results = self._run([StepPlan(items) for items in zip(*shares, strict=True)])
+        for row, (draft, held) in enumerate(planned):
             newest = draft.token_ids[-1] if draft.token_ids else draft.sequence.token_ids[-1]
             if not draft.token_ids:
                 self._validate(held, draft.sequence.num_tokens - 1)
-            held.written.append(newest)
-            if not isinstance(found, SampledToken):
-                held.is_broken, draft.most = True, len(draft.token_ids)
-                continue
-            self._take(draft, held.record, found)
+            num_before = len(draft.token_ids)
+            if not self._take_all(draft, held.record, [result.sampled[row] for result in results]):
+                held.is_broken = True
+            held.written += [newest, *draft.token_ids[num_before:]][:count]
 
     def catch_up(self, sequence: EngineSequence, within_s: float) -> None:
         """Computes the next tokens of a sequence that is not ready, in about `within_s`, but a few in any case.
@@ -133,7 +151,7 @@ class DraftModel(GuessingModel):
             sequence.sequence_id, tokens, held.num_valid, held.table, sequence.num_prompt_tokens, samples=()
         )
         held.written = []
-        self._run(StepPlan((item,)))
+        self._run([StepPlan((item,))])
         self._validate(held, end)
 
     def prompt_s(self, sequence: EngineSequence) -> float:
@@ -175,21 +193,28 @@ class DraftModel(GuessingModel):
             return min(missing, LEAST_CHUNK)
         return max(min(missing, LEAST_CHUNK), times.largest_chunk(StepWork(), held.num_valid, within_s, missing))
 
-    def _share(self, draft: Drafted, held: _Held) -> PlannedSequence | None:
-        """A sequence's part of a round; None without blocks."""
-        sequence, count = draft.sequence, len(draft.token_ids)
-        end = sequence.num_tokens + count
-        if not self._grow(held, end):
-            return None
+    def _shares(self, draft: Drafted, held: _Held, count: int, row: int) -> list[PlannedSequence]:
+        """A sequence's parts of `count` rounds, in each as the sequence of number `row`; none without blocks."""
+        sequence, num_before = draft.sequence, len(draft.token_ids)
+        end = sequence.num_tokens + num_before
+        if not self._grow(held, end + count - 1):
+            return []
         start, tokens = held.num_valid, sequence.token_ids[held.num_valid :]
-        if count:
+        if num_before:
             start, tokens = end - 1, draft.token_ids[-1:]
         else:
             held.written = []
-        spec = self._spec(draft, held.record)
-        return PlannedSequence(
+        spec, *later = self._specs(draft, held.record, count)
+        first = PlannedSequence(
             sequence.sequence_id, tuple(tokens), start, held.table, sequence.num_prompt_tokens, samples=(spec,)
         )
+        return [
+            first,
+            *(
+                first._replace(token_ids=(0,), start=place, samples=(spec,), pending=row)
+                for place, spec in enumerate(later, end)
+            ),
+        ]
 
     def _follow(self, held: _Held) -> None:
         """Takes in the tokens that came: which guesses were right, and which KV is of them. Changes nothing between
@@ -232,9 +257,20 @@ class DraftModel(GuessingModel):
             held.table = tuple(held.block_ids)
         return True
 
-    def _run(self, plan: StepPlan) -> StepResult:
+    def _run(self, plans: Sequence[StepPlan]) -> list[StepResult]:
+        """Steps one behind the other; where there are several, each is launched before the one before is known."""
         begun = self._clock()
-        result = self._runner.execute(plan)
-        self._timed(step_work(plan), begun)
+        if len(plans) == 1:
+            results = [self._runner.execute(plans[0])]
+        else:
+            results, before = [], None
+            for plan in plans:
+                step = self._runner.launch(plan)
+                if before is not None:
+                    results.append(before.result())
+                before = step
+            assert before is not None
+            results.append(before.result())
+        self._timed(step_work(plans[0]), begun, len(plans))
         self.pool.drain_events()  # no index knows of these blocks
-        return result
+        return results

@@ -101,12 +101,12 @@ class Gains:
         """Whether the next step asks none of them, and no trial is due."""
         return self._trial is None and not any(gain.is_on or not gain.num_left for gain in self._all)
 
-    def ended(self, took_s: float, num_tokens: int, asked: bool | None = None) -> None:
-        """A step has ended, for which was asked what `asks` says, or `asked`; the arguments are those of
-        `Gain.measured`, 0 seconds where they are not known."""
+    def ended(self, took_s: float, num_tokens: int, asked: tuple[bool, bool] | None = None) -> None:
+        """A step has ended, for which was asked what `asks` says, or `asked`: (others, model). The other arguments are
+        those of `Gain.measured`, 0 seconds where they are not known."""
         trial = self._trial
         if trial is not None and took_s > 0:
-            trial.measured(took_s, num_tokens, asked)
+            trial.measured(took_s, num_tokens, None if asked is None else asked[trial is self.model])
             if trial.num_left:
                 self._trial = None
         for gain in self._all:

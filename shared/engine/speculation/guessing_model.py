@@ -6,11 +6,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from bisect import bisect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from math import exp
 
-from shared.engine.plan import SampledToken, SampleSpec
+from shared.engine.plan import NoToken, SampledToken, SampleSpec
 from shared.engine.sampling_params import SamplingParams
 from shared.engine.sequence import EngineSequence
 from shared.engine.speculation.drafter import Draft
@@ -70,6 +70,8 @@ class GuessingModel(ABC):
     """Whether it guesses from what the model's steps give."""
     writes_ahead = False
     """Whether it writes to the blocks of the model's pool, behind the newest token."""
+    is_queued = False
+    """Whether a device computes it: then several rounds follow each other there before the host knows the first."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         """`clock`: in seconds."""
@@ -93,12 +95,17 @@ class GuessingModel(ABC):
         """Whether a round may begin with this sequence. Learns from the tokens that came."""
 
     @abstractmethod
+    def will_be_ready(self, sequence: EngineSequence) -> bool:
+        """Whether a round may begin with this sequence once the step in flight has ended."""
+
+    @abstractmethod
     def begin(self, sequence: EngineSequence, most: int) -> Drafted:
         """Before the rounds of a sequence that is ready; `most`: guesses."""
 
     @abstractmethod
-    def round(self, drafts: Sequence[Drafted]) -> None:
-        """One guess more for each of these, but for those that can have none: they may have no more."""
+    def round(self, drafts: Sequence[Drafted], count: int = 1) -> None:
+        """`count` guesses more for each of these, but for those that can have none: they may have no more. None has
+        fewer left. Above 1 where it `is_queued`."""
 
     @abstractmethod
     def forget(self, sequence_id: str) -> None:
@@ -140,8 +147,8 @@ class GuessingModel(ABC):
         first = self._means[sequence.sampling.is_greedy].chance(0)
         return GuessRecord(_as_guessed(sequence.sampling), Record((first,), _OWN_WEIGHT, _KEPT))
 
-    def _spec(self, draft: Drafted, record: GuessRecord) -> SampleSpec:
-        """How the next guess is drawn: in the context of the guesses before it."""
+    def _specs(self, draft: Drafted, record: GuessRecord, count: int) -> tuple[SampleSpec, ...]:
+        """How the next guesses are drawn: in the context of the guesses before each."""
         sequence, guesses, sampling = draft.sequence, draft.token_ids, record.sampling
         prompt: tuple[int, ...] = ()
         output: tuple[int, ...] = ()
@@ -149,8 +156,12 @@ class GuessingModel(ABC):
             # Given each time: what was counted of earlier guesses may have been wrong.
             prompt = tuple(sequence.token_ids[: sequence.num_prompt_tokens])
             output = (*sequence.token_ids[sequence.num_prompt_tokens :], *guesses)
-        banned = sequence.banned_token_ids(len(guesses))
-        return SampleSpec(sampling, sequence.num_tokens + len(guesses), prompt, output, banned)
+        specs = []
+        for place in range(len(guesses), len(guesses) + count):
+            banned = sequence.banned_token_ids(place)
+            specs.append(SampleSpec(sampling, sequence.num_tokens + place, prompt, output, banned))
+            prompt = output = ()  # the sampler counts what it chooses
+        return tuple(specs)
 
     def _begin(self, sequence: EngineSequence, record: GuessRecord, most: int) -> Drafted:
         record.guessed_at, record.guesses = sequence.num_tokens, []
@@ -166,6 +177,16 @@ class GuessingModel(ABC):
         draft.chances.append(before * self._classes[greedy].chance(of_class))
         draft.next_chance = draft.chances[-1] * self.mean_chance(draft.sequence)
 
+    def _take_all(self, draft: Drafted, record: GuessRecord, found: Iterable[SampledToken | NoToken]) -> bool:
+        """Guesses were made one behind the other. False where one could not be chosen: those behind it mean nothing,
+        and there are to be no more."""
+        for token in found:
+            if not isinstance(token, SampledToken):
+                draft.most = len(draft.token_ids)
+                return False
+            self._take(draft, record, token)
+        return True
+
     def _learn(self, sequence: EngineSequence, record: GuessRecord) -> None:
         """Takes in which of the guesses made last were right; tokens have come since."""
         token_ids, greedy = sequence.token_ids, sequence.sampling.is_greedy
@@ -180,10 +201,10 @@ class GuessingModel(ABC):
                 break
         record.guesses = []
 
-    def _timed(self, work: StepWork, begun_s: float) -> None:
-        """One of its steps has ended."""
+    def _timed(self, work: StepWork, begun_s: float, count: int = 1) -> None:
+        """`count` steps of that work have ended."""
         seconds = self._clock() - begun_s
-        self._fit.observe(work, seconds)
+        self._fit.observe(work, seconds / count)
         self._taken_s += seconds
         self.total_s += seconds
 

@@ -20,13 +20,14 @@ from shared.sizing.step_time import StepWork
 
 
 class HeadGuess(NamedTuple):
-    """One guess to be made: from the model's state at a position, or from the guess before."""
+    """Guesses to be made: the first from the model's state at a position, or from the guess before, each further one
+    from that before it."""
 
     sequence_id: str
     position: int  # of the state, or where the KV of the guess before goes
     token_id: int | None  # the guess before; None: the model's state
-    spec: SampleSpec
-    block_ids: tuple[int, ...]  # covers that position
+    specs: tuple[SampleSpec, ...]  # of each guess
+    block_ids: tuple[int, ...]  # covers that position, and those of the further guesses
 
 
 class HeadRunner(Protocol):
@@ -36,8 +37,14 @@ class HeadRunner(Protocol):
         """Whether the last step has computed this sequence at that position, and kept what the head gives there."""
         ...
 
-    def guess(self, guesses: Sequence[HeadGuess]) -> Sequence[SampledToken | NoToken]:
-        """A token each; where it is from a guess before, writes the KV of that one."""
+    @property
+    def is_queued(self) -> bool:
+        """Whether a device computes it, several guesses of a sequence without the host."""
+        ...
+
+    def guess(self, guesses: Sequence[HeadGuess]) -> Sequence[Sequence[SampledToken | NoToken]]:
+        """For each as many tokens as it has specs, which are as many for all; writes the KV of the guesses that others
+        are from."""
         ...
 
 
@@ -55,6 +62,7 @@ class HeadModel(GuessingModel):
         in seconds."""
         super().__init__(clock)
         self._runner = runner
+        self.is_queued = runner.is_queued
         self._groups = groups
         self._most_tokens = most_tokens
         self._records: dict[str, GuessRecord] = {}
@@ -73,6 +81,10 @@ class HeadModel(GuessingModel):
             self._learn(sequence, record)
         return self._runner.is_ready(sequence.sequence_id, sequence.num_tokens - 2)
 
+    def will_be_ready(self, sequence: EngineSequence) -> bool:
+        """See `GuessingModel`: the step in flight computes its newest known token."""
+        return self._runner.is_ready(sequence.sequence_id, sequence.num_tokens + sequence.num_in_flight_samples - 2)
+
     def begin(self, sequence: EngineSequence, most: int) -> Drafted:
         """See `GuessingModel`. Guesses have KV in the blocks that the sequence holds; the first one has none yet, and
         the last one never."""
@@ -81,19 +93,16 @@ class HeadModel(GuessingModel):
         most = min(most, room, self._most_tokens - sequence.num_tokens)
         return self._begin(sequence, self._records[sequence.sequence_id], most)
 
-    def round(self, drafts: Sequence[Drafted]) -> None:
+    def round(self, drafts: Sequence[Drafted], count: int = 1) -> None:
         """See `GuessingModel`."""
         if not drafts:
             return
         begun_s = self._clock()
-        found = self._runner.guess([self._guess(draft) for draft in drafts])
-        self._timed(StepWork(len(drafts), sum([draft.sequence.num_tokens for draft in drafts])), begun_s)
-        for draft, token in zip(drafts, found, strict=True):
-            if isinstance(token, SampledToken):
-                self._take(draft, self._records[draft.sequence.sequence_id], token)
-            else:
+        found = self._runner.guess([self._guess(draft, count) for draft in drafts])
+        self._timed(StepWork(len(drafts), sum([draft.sequence.num_tokens for draft in drafts])), begun_s, count)
+        for draft, tokens in zip(drafts, found, strict=True):
+            if not self._take_all(draft, self._records[draft.sequence.sequence_id], tokens):
                 self._broken.add(draft.sequence.sequence_id)
-                draft.most = len(draft.token_ids)
 
     def forget(self, sequence_id: str) -> None:
         """See `GuessingModel`."""
@@ -103,9 +112,9 @@ class HeadModel(GuessingModel):
     def _record(self, sequence_id: str) -> GuessRecord | None:
         return self._records.get(sequence_id)
 
-    def _guess(self, draft: Drafted) -> HeadGuess:
-        sequence, count = draft.sequence, len(draft.token_ids)
-        end = sequence.num_tokens + count
-        spec = self._spec(draft, self._records[sequence.sequence_id])
-        newest = draft.token_ids[-1] if count else None
-        return HeadGuess(sequence.sequence_id, end - 2, newest, spec, sequence.table())
+    def _guess(self, draft: Drafted, count: int) -> HeadGuess:
+        sequence, num_before = draft.sequence, len(draft.token_ids)
+        end = sequence.num_tokens + num_before
+        specs = self._specs(draft, self._records[sequence.sequence_id], count)
+        newest = draft.token_ids[-1] if num_before else None
+        return HeadGuess(sequence.sequence_id, end - 2, newest, specs, sequence.table())

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from shared.engine.sequence import EngineSequence
 from shared.engine.speculation.drafter import LEAST_CHANCE, NO_DRAFT, Draft, most_guesses
-from shared.engine.speculation.guessing_model import GuessingModel
+from shared.engine.speculation.guessing_model import Drafted, GuessingModel
 from shared.engine.speculation.row_costs import LEAST_GAIN, GuessedStep
 
 PROBE_EVERY = 64
@@ -61,9 +61,10 @@ class ModelRounds:
         _, least_rate = step.best(_falling(list(drafts.values())))
         rounds = [model.begin(sequence, self.most(sequence)) for sequence in chosen]
         others = [draft for name, draft in drafts.items() if name not in {item.sequence_id for item in chosen}]
-        running = rounds
+        running, count = rounds, self._num_at_once(rounds, others, step)
         while running:
-            model.round(running)
+            model.round(running, min(count, *(item.most - len(item.token_ids) for item in running)))
+            count = 1
             running = [
                 item
                 for item in running
@@ -81,6 +82,33 @@ class ModelRounds:
             name: draft for name, draft in found.items() if sum(draft.chances) > sum(drafts.get(name, NO_DRAFT).chances)
         }
 
+    def is_worth_waiting(
+        self, sequences: Sequence[EngineSequence], drafts: Mapping[str, Draft], step: GuessedStep
+    ) -> bool:
+        """Whether the step in flight is to end first, since the model is then to be asked, or brought nearer to being
+        ready. `drafts`: other guesses behind that step."""
+        asked = [sequence for sequence in sequences if self.may_ask(sequence)]
+        if not asked:
+            return False
+        ready = [sequence for sequence in asked if self._model.will_be_ready(sequence)]
+        if self._choose(ready, drafts, step):
+            return True
+        if not self._model.follows_steps:
+            names = {sequence.sequence_id for sequence in ready}
+            behind = [sequence for sequence in asked if sequence.sequence_id not in names]
+            if behind and (self._fixed is not None or self._next_to_catch_up(behind, step) is not None):
+                return True
+        self._num_unasked += 1
+        return False
+
+    def _num_at_once(self, rounds: Sequence[Drafted], others: Sequence[Draft], step: GuessedStep) -> int:
+        """Guesses of the first rounds that follow each other unseen: as many as are worth it in the mean."""
+        if not self._model.is_queued:
+            return 1
+        if self._fixed is not None:
+            return self._fixed
+        return max(1, self._depth([item.sequence for item in rounds], others, step))
+
     def _catch_up(self, asked: Sequence[EngineSequence], step: GuessedStep) -> None:
         """Brings the first sequence that is not ready nearer to that, where this is expected to gain time."""
         behind = [sequence for sequence in asked if not self._model.is_ready(sequence)]
@@ -88,17 +116,21 @@ class ModelRounds:
             for sequence in behind:
                 self._model.catch_up(sequence, math.inf)
             return
-        within_s = min(CATCH_UP_SHARE * step.plain_s, step.limit_s - step.plain_s)
-        if not behind or within_s <= 0:
-            return
+        chosen = self._next_to_catch_up(behind, step)
+        if chosen is not None:
+            self._model.catch_up(chosen, _spare_s(step))
+
+    def _next_to_catch_up(self, behind: Sequence[EngineSequence], step: GuessedStep) -> EngineSequence | None:
+        if not behind or _spare_s(step) <= 0:
+            return None
         is_useful = self._depth(behind[:1], [], step) > 0
         if not is_useful and self._num_unasked < PROBE_EVERY:
-            return
+            return None
         share = GAINED_SHARE if is_useful else PROBED_SHARE
         for sequence in behind:
             if self._model.prompt_s(sequence) <= share * sequence.num_guessable_tokens * step.plain_s:
-                self._model.catch_up(sequence, within_s)
-                return
+                return sequence
+        return None
 
     def _choose(
         self, ready: Sequence[EngineSequence], drafts: Mapping[str, Draft], step: GuessedStep
@@ -143,6 +175,11 @@ class ModelRounds:
             elif best:
                 break
         return best
+
+
+def _spare_s(step: GuessedStep) -> float:
+    """Seconds beside a step in which prompts may be computed."""
+    return min(CATCH_UP_SHARE * step.plain_s, step.limit_s - step.plain_s)
 
 
 def _falling(drafts: Sequence[Draft]) -> list[float]:

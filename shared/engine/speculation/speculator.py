@@ -66,7 +66,7 @@ class _Planned:
     """What is to be learned from a planned step."""
 
     gains: Gains | None  # None: nothing
-    asks: bool | None  # None: as the trial's turn says
+    asks: tuple[bool, bool]  # other drafters, and the model
     num_sequences: int
     is_first: bool
     has_waited: bool  # the device had nothing to do when it was planned, since guesses were waited for
@@ -143,12 +143,9 @@ class Speculator:
         `plain_s`, with them, and with what a draft model takes for them, it may take `limit_s`."""
         self._methods.clear()
         gains = self._next_step(len(sequences))
-        self._asks = gains is None or gains.asks(gains.others)
+        self._choose_asked(gains)
         drafts = self._drafts(sequences) if self._asks else {}
-        model = self._model if gains is None or gains.asks(gains.model) else None
-        was_asking, self._asks_model = self._asks_model, model is not None
-        # Behind a step that gave a head nothing to guess with, one that asks it says nothing of what guessing gains.
-        self._is_first = self.follows_steps and not was_asking
+        model = self._model if self._asks_model else None
         is_plain = self._fixed is None and self._num_guessing >= PLAIN_EVERY
         found: dict[str, tuple[int, ...]] = {}
         if (drafts or model is not None) and not is_plain:
@@ -174,26 +171,36 @@ class Speculator:
         self._num_guessing = max(0, self._num_guessing) + 1 if found else -1 if is_plain else 0
         return found
 
+    def _choose_asked(self, gains: Gains | None) -> None:
+        """Who is asked for the present step."""
+        was_asking = self._asks_model
+        self._asks = gains is None or gains.asks(gains.others)
+        self._asks_model = self._model is not None and (gains is None or gains.asks(gains.model))
+        # Behind a step that gave a head nothing to guess with, one that asks it says nothing of what guessing gains.
+        self._is_first = self.follows_steps and not was_asking
+
     def awaits(
         self, sequences: Sequence[EngineSequence], most_rows: int, plain_s: float = 0.0, limit_s: float = math.inf
     ) -> bool:
         """Whether a step in flight is to end before the next one is planned, since guesses behind its tokens are worth
-        that: those that the known tokens give are taken to be right in it. Where not, the next step is planned ahead
-        and has no guesses. The arguments are those of `propose`; draft models and heads are not asked."""
+        that: those that the known tokens give are taken to be right in it, and a model's as often as they were. Where
+        not, the next step is planned ahead and has no guesses. The arguments are those of `propose`."""
         gains = None if self._fixed is not None else self._gains_of(len(sequences))
         self.is_resting = gains is not None and gains.rests
-        self._asks = gains is None or gains.asks(gains.others)
+        self._choose_asked(gains)
         self._methods.clear()  # no guess is in flight
         is_known = not self.needs_times(plain_s) and len(sequences) <= MOST_AWAITING
-        if self._asks and is_known and 0 <= self._num_guessing < PLAIN_EVERY:
-            drafts = self._drafts(sequences)
-            pending = {item.sequence_id: item.num_in_flight_samples for item in sequences}
-            chances = [chance for name, draft in drafts.items() for chance in draft.chances[pending[name] :]]
-            if self._fixed is not None:
-                return bool(chances)
-            most = min(most_rows, MOST_ROWS, len(chances))
+        if is_known and 0 <= self._num_guessing < PLAIN_EVERY and (self._asks or self._asks_model):
+            drafts = self._drafts_behind(sequences) if self._asks else {}
+            chances = [chance for draft in drafts.values() for chance in draft.chances]
+            if self._fixed is not None and chances:
+                return True
+            num_guesses = len(sequences) * MOST_GUESSES if self._asks_model else len(chances)
+            most = min(most_rows, MOST_ROWS, num_guesses)
             step = GuessedStep(len(sequences), plain_s, limit_s, self._costs.factors(len(sequences), most))
             if step.best(sorted(chances, reverse=True))[0] > 0:
+                return True
+            if self._asks_model and self._rounds is not None and self._rounds.is_worth_waiting(sequences, drafts, step):
                 return True
         self._num_guessing = 0
         if gains is not None and self.is_resting:
@@ -208,7 +215,7 @@ class Speculator:
         of_step = None
         if self._clock is None:
             of_step, self._of_step = self._of_step, None
-        asks = self._asks if self._model is None else None
+        asks = self._asks, self._asks_model
         self._planned.append(_Planned(of_step, asks, self._num_sequences, self._is_first, has_waited))
 
     @property
@@ -224,7 +231,7 @@ class Speculator:
             return
         if step.gains is not None:
             # What was waited for behind a trial's last guesses says nothing of its steps without.
-            is_known = not step.is_first and not (step.has_waited and step.asks is False)
+            is_known = not step.is_first and not (step.has_waited and not any(step.asks))
             num_tokens = step.num_sequences + self._num_right
             step.gains.ended(self._took_s if is_known else 0.0, num_tokens, step.asks)
         self._num_right, self._took_s = 0, 0.0
@@ -248,7 +255,8 @@ class Speculator:
         self._took_s = step_s + drafting_s
         # What a head guesses with makes all steps longer that give it, whether they have guesses or not.
         tells = num_guesses > 0 or not self.has_waited
-        if tells and (self._asks_model or self._model is None or not self._model.follows_steps):
+        asks_model = self._planned[0].asks[1] if self._clock is None and self._planned else self._asks_model
+        if tells and (asks_model or self._model is None or not self._model.follows_steps):
             self._costs.measured(num_sequences, num_guesses, step_s / plain_s)
 
     def take_drafting_s(self) -> float:
@@ -314,6 +322,16 @@ class Speculator:
             if draft.token_ids:
                 drafts[sequence.sequence_id] = draft
         return drafts
+
+    def _drafts_behind(self, sequences: Sequence[EngineSequence]) -> dict[str, Draft]:
+        """What drafters give behind the step in flight, whose tokens they guess first."""
+        pending = {item.sequence_id: item.num_in_flight_samples for item in sequences}
+        drafts = self._drafts(sequences)
+        return {
+            name: Draft(draft.token_ids[count:], draft.chances[count:])
+            for name, draft in drafts.items()
+            if len(draft.token_ids) > (count := pending[name])
+        }
 
     def _draft(self, sequence: EngineSequence) -> Draft:
         """The best of all drafters: that whose guesses are expected to give the most tokens."""

@@ -55,11 +55,12 @@ def num_listed(vocab_size: int) -> int:
 
 
 def listed_rows(parameters: DecoderParameters, vocab_size: int) -> Weight | None:
-    """A copy of the output projection's rows of listed tokens; None where its form cannot be cut."""
+    """The output projection's rows of listed tokens: on a CPU, where kernels lay memory out anew, a copy. None where
+    its form cannot be cut."""
     weight, count = parameters.lm_head, num_listed(vocab_size)
     if isinstance(weight, Tensor):
-        return weight[:count].clone()
-    if weight.index is not None:
+        return weight[:count].clone() if weight.device.type == "cpu" else weight[:count]
+    if weight.index is not None or weight.codes.device.type != "cpu":
         return None
     rows = weight.rows(0, count)
     zeros = None if rows.zeros is None else rows.zeros.clone()
@@ -161,6 +162,13 @@ class Head:
         self._output, self._tokens = of_model.lm_head, parameters.tokens
         if parameters.listed is not None:
             self._output = build_linear(kernels, narrow(parameters.listed), None, dtype)
+
+    def empty_states(self, num_tokens: int) -> Tensor | None:
+        """[num_tokens, len(behind), hidden_size], for a model's step to fill for `joined`; None where it reads the last
+        state."""
+        if not self.behind:
+            return None
+        return self._embedding.new_empty(num_tokens, len(self.behind), self._embedding.shape[1])
 
     def joined(self, kept: Tensor) -> Tensor:
         """The model's states behind some of its layers [num_tokens, len(behind), hidden_size] to what `forward` reads

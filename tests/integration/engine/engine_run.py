@@ -59,11 +59,12 @@ class EngineRun:
         has_head: bool = False,
         head_folder: Path | None = None,
         num_guesses: int | None = 0,
+        is_queued: bool = False,
         **policy,
     ) -> None:
         """`num_blocks`: of each KV group; `eos`: what ends an answer; `policy`: further fields of the scheduler's
         config. `has_head`: the checkpoint's is loaded, or that in `head_folder`; it guesses `num_guesses` tokens, or as
-        many as gain time."""
+        many as gain time; `is_queued`: several in a row, as a GPU makes them."""
         has_head = has_head or head_folder is not None
         options = {"kernels": kernels, "deterministic": deterministic, "has_head": has_head}
         self.decoder = Decoder.load(folder, dtype, device, head_folder=head_folder, **options)
@@ -77,7 +78,9 @@ class EngineRun:
         policy_config = SchedulerConfig(config.max_num_seqs, max_num_batched_tokens, **policy)
         self.runner = Runner(self.decoder, self.layout, num_blocks, config, structures=structures)
         if self.runner.heads is not None and num_guesses != 0:
-            speculator = Speculator([], num_guesses, open_heads(self.runner.heads))
+            heads = open_heads(self.runner.heads)
+            heads.is_queued = heads.is_queued or is_queued
+            speculator = Speculator([], num_guesses, heads)
         self.scheduler = Scheduler(self.pool, policy_config, groups=groups, speculator=speculator)
         self.eos = eos
         with torch.inference_mode():

@@ -42,9 +42,21 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def draft(folder: Path = DEMO, num_blocks: int = 400, dtype: torch.dtype = torch.float32) -> DraftModel:
+def draft(
+    folder: Path = DEMO,
+    num_blocks: int = 400,
+    dtype: torch.dtype = torch.float32,
+    config: RunnerConfig | None = None,
+    *,
+    is_queued: bool = False,
+) -> DraftModel:
     decoder = load_draft(folder, dtype, load_config(DEMO).vocab_size)
-    return open_draft(decoder, draft_layout(decoder, BLOCK_SIZE), num_blocks, 16)
+    model = open_draft(decoder, draft_layout(decoder, BLOCK_SIZE), num_blocks, 16, config)
+    model.is_queued = is_queued
+    return model
+
+
+STATIC = RunnerConfig(max_num_seqs=16, static_decode=True)
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +105,18 @@ def test_a_draft_that_is_the_target_is_always_right(start, plain):
         assert run.engine.steps.num_steps < LENGTH / 2
 
 
+def test_a_draft_beside_steps_ahead_is_right_in_rounds_that_follow_each_other_unseen(start, plain):
+    """As on a GPU: its rounds are padded, too, and each is launched before the one before is known."""
+    for way in FREE:
+        run = start(draft(config=STATIC, is_queued=True), 7, config=STATIC, ahead=True)
+        assert_same(answers(run, [way]), answers(start(), [way]))
+        num_guesses, num_accepted = accepted(run)
+        assert num_accepted >= num_guesses - 7, way
+        assert run.engine.steps.num_steps < LENGTH / 2
+    run = start(draft(config=STATIC, is_queued=True), 7, config=STATIC, ahead=True)
+    assert_same(answers(run), plain)
+
+
 def test_the_demo_models_draft_is_right_far_more_often_than_by_chance(start):
     prompts = [Tokenizer.load(DEMO).encode(text) for text in ("And God said,", "The king went up to the house of")]
     for way in ({}, {"temperature": 0.8, "seed": 5}):
@@ -104,10 +128,15 @@ def test_the_demo_models_draft_is_right_far_more_often_than_by_chance(start):
 
 @pytest.mark.parametrize(
     "options",
-    [pytest.param({}, marks=pytest.mark.slow), {"num_blocks": 24}, {"num_blocks": 24, "num_host_blocks": 100}],
+    [
+        pytest.param({}, marks=pytest.mark.slow),
+        {"num_blocks": 24},
+        {"num_blocks": 24, "num_host_blocks": 100},
+        {"num_blocks": 24, "num_host_blocks": 100, "ahead": True},
+    ],
 )
 def test_a_draft_changes_nothing_for_a_batch(start, plain_and_long, options):
-    run = start(draft(), **options)
+    run = start(draft(is_queued="ahead" in options), **options)
     assert_same(answers(run, length=LONG), plain_and_long)
     assert accepted(run)[1] > 0
     assert (run.scheduler.counters.num_preemptions > 0) == ("num_blocks" in options)
@@ -178,6 +207,8 @@ def test_any_draft_changes_nothing(start, plain, seed, num_guesses):
     inner = model._runner
 
     class Twisted:
+        is_async = False
+
         def execute(self, plan: StepPlan) -> StepResult:
             result = inner.execute(plan)
             sampled = tuple(

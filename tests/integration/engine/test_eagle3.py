@@ -23,7 +23,7 @@ from tests.integration.engine.engine_run import BLOCK_SIZE, EngineRun, hand_off
 from tests.integration.engine.families import write_family
 from tests.integration.engine.heads import write_eagle, write_knowing, write_knowing_eagle
 from tests.integration.engine.test_greedy_against_transformers import load_transformers
-from tests.integration.engine.test_heads import LONG, SAMPLED, WAYS, guesses_of
+from tests.integration.engine.test_heads import LONG, ON_A_GPU, PIECES, SAMPLED, STATIC, WAYS, guesses_of
 from tests.integration.engine.test_speculation import LENGTH, PROMPTS, accepted, answers, assert_same, ids
 from tests.unit.kernels.isas import needs_library
 
@@ -151,6 +151,19 @@ def test_a_head_apart_changes_nothing(start, name):
     expected = answers(start(name, None), WAYS)
     for num_guesses in (1, 5):
         run = start(name, num_guesses)
+        assert_same(answers(run, WAYS), expected)
+        num_guessed, num_right = accepted(run)
+        assert num_guessed > 0
+        if name == "knowing" and num_guesses == 1:
+            assert num_right > 0.5 * num_guessed
+
+
+@pytest.mark.parametrize("name", ["gpt-oss", "knowing"])
+@pytest.mark.parametrize("config", [STATIC, PIECES], ids=["static", "pieces"])
+def test_a_head_apart_changes_nothing_beside_steps_ahead(start, name, config):
+    expected = answers(start(name, None), WAYS)
+    for num_guesses in (1, 5):
+        run = start(name, num_guesses, config=config, **ON_A_GPU)
         assert_same(answers(run, WAYS), expected)
         num_guessed, num_right = accepted(run)
         assert num_guessed > 0

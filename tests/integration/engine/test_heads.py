@@ -87,6 +87,31 @@ def test_a_head_that_knows_changes_nothing_and_is_right(start, family, num_guess
     assert num_right > 0.5 * num_guessed > 0
 
 
+ON_A_GPU: dict[str, Any] = {"ahead": True, "is_queued": True}
+"""As on a GPU: steps are launched ahead, and guesses of a step are made in a row."""
+STATIC = RunnerConfig(max_num_seqs=16, static_decode=True)
+PIECES = RunnerConfig(max_num_seqs=16, static_decode=True, piecewise_tokens=20)
+"""As its graphs."""
+
+
+@pytest.mark.parametrize("family", ["llama", "deepseek-v3"])
+@pytest.mark.parametrize("config", [STATIC, PIECES], ids=["static", "pieces"])
+def test_a_head_that_knows_changes_nothing_beside_steps_ahead_and_is_right(start, family, config):
+    expected = answers(plain(start, family), WAYS)
+    for num_guesses in (1, 4):
+        run = start(family, num_guesses, config=config, **ON_A_GPU)
+        assert_same(answers(run, WAYS), expected)
+        num_guessed, num_right = accepted(run)
+        assert num_right > 0.5 * num_guessed > 0
+
+
+def test_steps_ahead_are_waited_for_where_a_heads_guesses_are_worth_that(start):
+    """By what is measured: whatever that says, the answer is the same."""
+    run, prompts = start("llama", None, config=PIECES, **ON_A_GPU), PROMPTS[:3]
+    expected = plain(start, "llama").generate(*prompts, max_tokens=120, **SAMPLED)
+    assert run.generate(*prompts, max_tokens=120, **SAMPLED) == expected
+
+
 @pytest.mark.parametrize("family", ["qwen3-next", "qwen3.5", pytest.param("qwen3.5-moe", marks=pytest.mark.slow)])
 def test_the_layer_of_a_model_with_states_is_that_of_transformers(tmp_path, family):
     """Its own layer as a model of one: what it reads is its projection of both normed halves, the token's first."""
@@ -129,7 +154,14 @@ def test_a_head_without_sense_changes_nothing(start):
     assert_same(answers(start("demo", None)), answers(plain(start, "demo")))
 
 
-@pytest.mark.parametrize("options", [{"num_blocks": 16}, {"num_blocks": 16, "num_host_blocks": 100}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_blocks": 16},
+        {"num_blocks": 16, "num_host_blocks": 100},
+        {"num_blocks": 16, "num_host_blocks": 100, "config": PIECES, **ON_A_GPU},
+    ],
+)
 def test_a_head_changes_nothing_for_a_batch_that_is_preempted(start, options):
     run = start("llama", 2, **options)
     prompts = [[5 + (i * (2 * k + 3)) % 300 for i in range(9 + 5 * k)] for k in range(11)]
@@ -163,11 +195,11 @@ def guesses_of(run: EngineRun) -> dict[int, int]:
     heads = run.runner.heads
     guess = heads.guess
 
-    def remembered(guesses: Sequence[HeadGuess]) -> tuple[SampledToken | NoToken, ...]:
+    def remembered(guesses: Sequence[HeadGuess]) -> list[tuple[SampledToken | NoToken, ...]]:
         result = guess(guesses)
-        for item, token in zip(guesses, result, strict=True):
+        for item, tokens in zip(guesses, result, strict=True):
             if item.token_id is None:
-                found[item.spec.position] = token.token_id
+                found[item.specs[0].position] = tokens[0].token_id
         return result
 
     heads.guess = remembered
@@ -178,9 +210,10 @@ def test_behind_a_hand_off_a_prefix_or_a_preemption_the_head_guesses_what_it_wou
     """Its KV came with the blocks: a random head attends to all of it."""
     prompt = PROMPTS[8]
     whole, chunked, decode = start("random", 2, max_num_batched_tokens=512), start("random", 2), start("random", 2)
-    logs = [guesses_of(run) for run in (whole, chunked, decode)]
+    graphs = start("random", 2, config=PIECES, **ON_A_GPU)
+    logs = [guesses_of(run) for run in (whole, chunked, decode, graphs)]
     (expected,) = whole.generate(prompt, max_tokens=LENGTH)
-    assert chunked.generate(prompt, max_tokens=LENGTH) == [expected]
+    assert chunked.generate(prompt, max_tokens=LENGTH) == graphs.generate(prompt, max_tokens=LENGTH) == [expected]
     assert hand_off(start("random", 0), decode, prompt, LENGTH) == expected
     for log in logs[1:]:
         common = log.keys() & logs[0].keys()

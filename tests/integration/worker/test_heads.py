@@ -18,6 +18,7 @@ from shared.identity import BOTH, DECODE, PREFILL, Roles
 from shared.model.checkpoints import write_random_checkpoint
 from shared.model.families.registry import load_config
 from shared.structure.compiler import StructureCompiler
+from tests.integration.engine.families import write_family
 from tests.integration.engine.heads import write_eagle, write_knowing
 
 
@@ -64,12 +65,19 @@ def test_without_a_head_heads_is_refused_by_name(tmp_path: Path) -> None:
         load(tmp_path / "untold", "heads")
 
 
-def test_a_worker_of_several_processes_or_on_a_gpu_has_no_head(folder: Path) -> None:
+def test_a_worker_of_several_processes_has_no_head_nor_one_on_a_gpu_for_a_model_with_states(
+    tmp_path: Path, folder: Path
+) -> None:
     config = load_config(folder)
-    for flags, message in ((("--tp", "2"), "is 2 processes"), (("--device", "cuda"), "guess on CPUs")):
-        with pytest.raises(ConfigError, match=message):
-            wants_head(wanted(folder, "heads", *flags), config, DECODE)
-    assert wants_head(wanted(folder, "heads", "--device", "cuda", roles=PREFILL), config, PREFILL)
+    with pytest.raises(ConfigError, match="is 2 processes"):
+        wants_head(wanted(folder, "heads", "--tp", "2"), config, DECODE)
+    assert wants_head(wanted(folder, "heads", "--device", "cuda"), config, DECODE)
+    with_states = write_family(tmp_path, "qwen3-next")
+    for roles in (DECODE, BOTH):
+        with pytest.raises(ConfigError, match="layers keep states"):
+            wants_head(wanted(with_states, "heads", "--device", "cuda", roles=roles), load_config(with_states), roles)
+    settings = wanted(with_states, "heads", "--device", "cuda", roles=PREFILL)
+    assert wants_head(settings, load_config(with_states), PREFILL)
 
 
 @pytest.mark.parametrize("roles", [PREFILL, DECODE])

@@ -293,7 +293,7 @@ def test_preempted_sequences_get_host_memory_by_the_pool_and_by_what_is_free(
         (["--speculation", "ngram", "--device", "cuda"], {"ngram"}),
         (["--speculation", "auto", "--device", "cuda:1"], {"ngram", "grammar"}),
         (["--speculation", "auto", "--draft", "small", "--device", "cuda"], {"ngram", "grammar"}),
-        (["--speculation", "heads", "--device", "cuda"], None),
+        (["--speculation", "heads", "--device", "cuda"], set()),
         (["--speculation", "auto", "--device", "timed:steps.json"], None),
     ],
 )
@@ -309,7 +309,7 @@ def test_what_guesses_is_what_the_settings_say_as_far_as_the_device_can(flags, m
         ((), DECODE, True),
         ((), BOTH, True),
         ((), PREFILL, False),
-        (("--device", "cuda"), DECODE, False),
+        (("--device", "cuda"), DECODE, True),
         (("--device", "timed:steps.json"), DECODE, False),
     ],
 )

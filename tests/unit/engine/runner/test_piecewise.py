@@ -70,7 +70,7 @@ def test_pieces_give_the_eager_step_and_touch_no_other_block(decoder: Decoder, l
     expected = eager(decoder, inputs, expected_pool)
     steps = PiecewiseSteps(decoder, pool, MOST, None)
     steps.start()
-    torch.testing.assert_close(steps.run(inputs), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(steps.run(inputs)[0], expected, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(pool.rows[:NUM_BLOCKS], expected_pool.rows[:NUM_BLOCKS], rtol=1e-5, atol=1e-5)
 
 
@@ -78,7 +78,7 @@ def test_pieces_without_padding_give_the_eager_step_to_the_bit(decoder: Decoder)
     inputs, expected_pool, pool = step_of(PROMPT), pool_of(decoder), pool_of(decoder)
     steps = PiecewiseSteps(decoder, pool, MOST, None)
     steps.start()
-    assert torch.equal(steps.run(inputs), eager(decoder, inputs, expected_pool))
+    assert torch.equal(steps.run(inputs)[0], eager(decoder, inputs, expected_pool))
     assert torch.equal(pool.rows[:NUM_BLOCKS], expected_pool.rows[:NUM_BLOCKS])
 
 
@@ -92,7 +92,7 @@ def test_what_lies_in_rows_of_padding_changes_no_bit(decoder: Decoder) -> None:
             steps.run(step_of(before))
             pool.memory.copy_(pool_of(decoder).memory)
             steps._attended.fill_(float("nan"))
-        found.append((steps.run(step_of(MIXED)), pool.rows[:NUM_BLOCKS].clone()))
+        found.append((steps.run(step_of(MIXED))[0], pool.rows[:NUM_BLOCKS].clone()))
     for one, other in zip(*found, strict=True):
         assert torch.equal(one, other)
 
@@ -137,7 +137,7 @@ def test_the_largest_are_captured_first_and_replayed_layer_by_layer(decoder: Dec
     assert graphs.num_rows == [size for size in (40, 32, 24, 16, 8) for _ in range(layers)]
     for lens, rung in ((MIXED, 2), (PROMPT, 1), ([(5, 1)], 4), (MIXED, 2)):
         graphs.replayed.clear()
-        logits = steps.run(step_of(lens))
+        logits, _ = steps.run(step_of(lens))
         assert graphs.replayed == [rung * layers + layer for layer in range(layers)]
         torch.testing.assert_close(logits, eager(decoder, step_of(lens), expected_pool), rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(pool.rows[:NUM_BLOCKS], expected_pool.rows[:NUM_BLOCKS], rtol=1e-5, atol=1e-5)
@@ -160,7 +160,7 @@ def test_a_size_that_cannot_be_captured_is_left_out_and_named(
     (record,) = caplog.records
     assert record.message == "pieces of 24, 40 tokens cannot be captured and are not used: no memory for 40 rows"
     assert [steps.takes(size) for size in (0, 1, 24, 32, 33)] == [False, True, True, True, False]
-    logits = steps.run(step_of(MIXED))  # of 22 tokens, in the pieces of 32
+    logits, _ = steps.run(step_of(MIXED))  # of 22 tokens, in the pieces of 32
     torch.testing.assert_close(logits, eager(decoder, step_of(MIXED), pool_of(decoder)), rtol=1e-5, atol=1e-5)
 
 

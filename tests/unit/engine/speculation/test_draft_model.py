@@ -35,6 +35,8 @@ class Runner:
         self._next = next_token
         self.round_s, self.token_s = round_s, token_s
 
+    is_async = False
+
     def execute(self, plan: StepPlan) -> StepResult:
         self.plans.append(plan)
         self.now += self.round_s + self.token_s * plan.num_tokens

@@ -231,6 +231,8 @@ def test_whether_waiting_for_guesses_gains_is_tried_in_turns(gains):
 class SevensHead:
     """A head's runner that guesses 7, behind steps that gave it what it guesses with."""
 
+    is_queued = False
+
     def __init__(self):
         self.has_begun = False
 
@@ -238,7 +240,7 @@ class SevensHead:
         return self.has_begun
 
     def guess(self, guesses):
-        return [SampledToken(7, 0.0) for _ in guesses]
+        return [[SampledToken(7, 0.0) for _ in guess.specs] for guess in guesses]
 
 
 def answered_with_head(begin_s, steps=3000):

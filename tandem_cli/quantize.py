@@ -21,14 +21,15 @@ def quantize(
         str,
         typer.Option(
             "--to",
-            help="int8 or fp8 (a scale a row), int4 (groups of columns), w8a8 (int8, and activations a token each).",
+            help="int8 or fp8 (a scale a row), int4 (groups of columns), w8a8, w4a8 (activations in int8 too, a scale "
+            "a token).",
         ),
     ] = "int4",
     calibrate: Annotated[
         Path | None,
         typer.Option(
             "--calibrate",
-            help="Text file by which int4 is rounded activation-aware (AWQ) and w8a8 is smoothed (SmoothQuant); "
+            help="Text file by which int4 and w4a8 are rounded activation-aware (AWQ), w8a8 smoothed (SmoothQuant); "
             "default: to the nearest code.",
         ),
     ] = None,
@@ -41,7 +42,7 @@ def quantize(
     ] = None,
     group: Annotated[
         int,
-        typer.Option("--group", min=0, help="Columns of int4 that share a scale; default: 128, fewer where needed."),
+        typer.Option("--group", min=0, help="Columns of int4, w4a8 that share a scale; default: 128, or fewer."),
     ] = 0,
 ) -> None:
     """Write a plain checkpoint in fewer bits, in the format of compressed-tensors.

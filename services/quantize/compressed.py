@@ -12,19 +12,21 @@ from torch import Tensor
 from torch.nn import functional
 
 from shared.kernels.linear_spec import Kind, LinearSpec
-from shared.kernels.quantized import Piece, pack_nibbles
+from shared.kernels.quantized import INT4_MIDDLE, Piece, pack_nibbles
 
-Scheme = Literal["int8", "int4", "fp8", "w8a8"]
-KINDS: Mapping[Scheme, Kind] = {"int8": "int8", "int4": "int4", "fp8": "fp8", "w8a8": "int8"}
+Scheme = Literal["int8", "int4", "fp8", "w8a8", "w4a8"]
+KINDS: Mapping[Scheme, Kind] = {"int8": "int8", "int4": "int4", "fp8": "fp8", "w8a8": "int8", "w4a8": "int4"}
 """Scheme → the kind of its codes."""
 _FORMATS: Mapping[Scheme, str] = {
     "int8": "pack-quantized",
     "int4": "pack-quantized",
     "fp8": "float-quantized",
     "w8a8": "int-quantized",
+    "w4a8": "int-quantized",
 }
+_ROUNDS_INPUT: tuple[Scheme, ...] = ("w8a8", "w4a8")
 _PER_TOKEN = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}
-"""Activations of w8a8: rounded as they come, a scale a token."""
+"""Activations of w8a8 and w4a8: rounded as they come, a scale a token."""
 _CODES_PER_WORD = {"int4": 8, "int8": 4}
 _ALL = "Linear"
 
@@ -44,7 +46,7 @@ def stored_tensors(scheme: Scheme, spec: LinearSpec, shape: Sequence[int], scale
     scales = {"weight_scale": Stored(scale_dtype, (out_size, spec.num_groups(in_size)))}
     if scheme == "fp8":
         return {"weight": Stored("F8_E4M3", (out_size, in_size)), **scales}
-    if scheme == "w8a8":
+    if scheme in _ROUNDS_INPUT:  # a byte a code, also with 4 bits
         return {"weight": Stored("I8", (out_size, in_size)), **scales}
     per_word = _CODES_PER_WORD[spec.kind]
     found = {"weight_packed": Stored("I32", (out_size, -(-in_size // per_word))), **scales}
@@ -53,6 +55,8 @@ def stored_tensors(scheme: Scheme, spec: LinearSpec, shape: Sequence[int], scale
 
 def codes_of(scheme: Scheme, piece: Piece) -> Tensor:
     """Some rows of the first of `stored_tensors`."""
+    if scheme == "w4a8":
+        return (piece.codes.to(torch.int16) - INT4_MIDDLE).to(torch.int8)
     if scheme in ("fp8", "w8a8"):
         return piece.codes
     unsigned = piece.codes if piece.kind == "int4" else (piece.codes.to(torch.int16) + 128).to(torch.uint8)
@@ -99,7 +103,7 @@ def _group(scheme: Scheme, spec: LinearSpec, targets: list[str]) -> dict[str, An
     return {
         "targets": targets,
         "weights": weights,
-        "input_activations": _PER_TOKEN if scheme == "w8a8" else None,
+        "input_activations": _PER_TOKEN if scheme in _ROUNDS_INPUT else None,
         "output_activations": None,
         "format": _FORMATS[scheme],
     }

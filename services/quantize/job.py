@@ -29,7 +29,7 @@ from shared.model.weights.plan import WeightPlan
 from shared.model.weights.safetensors_files import STORED, SafetensorsFile, checkpoint_files
 from shared.model.weights.sources import TIED_NAME, TIED_SOURCE
 
-CALIBRATED: tuple[Scheme, ...] = ("int4", "w8a8")
+CALIBRATED: tuple[Scheme, ...] = ("int4", "w8a8", "w4a8")
 """Schemes that a text can make better."""
 _WINDOW = 512
 _MOST_WINDOWS = 8
@@ -44,7 +44,7 @@ class Wish:
     keep: tuple[str, ...] = ()
     """Layers that stay as they are: names of modules, parts of such names between dots, or `re:` and a pattern."""
     group: int = 0
-    """Columns that share a scale in int4; 0 = 128, or fewer where that does not divide a row."""
+    """Columns that share a scale in int4 and w4a8; 0 = 128, or fewer where that does not divide a row."""
     text: Path | None = None
     """What to calibrate on; None: numbers are rounded to the nearest code."""
 
@@ -174,7 +174,7 @@ def _rescalings(
         norm_offset=config.norm_offset,
         norm_dtype=lambda name: getattr(torch, STORED[entries[name].dtype].torch_name),
     )
-    is_int4 = wish.scheme == "int4"
+    is_int4 = KINDS[wish.scheme] == "int4"
     choose = activation_aware if is_int4 else smoothing
     found: dict[str, Rescaling] = {}
     with torch.inference_mode():

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import random
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -362,6 +363,13 @@ def preloading(engine: str, interpreter: Path, hidden: Mapping[str, str] | None)
     return found | {"LD_PRELOAD": preloaded} if preloaded else found
 
 
+def _compilers() -> dict[str, str]:
+    """The environment of installations, with clang where it is installed and no compiler is chosen: llama.cpp with AMX,
+    compiled by GCC 12, ends with an illegal instruction."""
+    clang = {"CC": "clang", "CXX": "clang++"} if shutil.which("clang++") else {}
+    return clang | os.environ
+
+
 def install(folder: Path, wanted: Collection[str]) -> dict[str, str]:
     """Creates the missing ones of the wanted venvs; returns venv → reason for those that failed."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -379,7 +387,7 @@ def install(folder: Path, wanted: Collection[str]) -> dict[str, str]:
             # torch first: otherwise a package's version range selects the newest build, with gigabytes of CUDA.
             torch_first = () if name in WITHOUT_TORCH else (TORCH,)
             for wanted_now in filter(None, (torch_first, (*torch_first, *packages))):
-                subprocess.run([*pip, "install", "--quiet", "--no-compile", *wanted_now], check=True)
+                subprocess.run([*pip, "install", "--quiet", "--no-compile", *wanted_now], check=True, env=_compilers())
             subprocess.run([*pip, "uninstall", "--quiet", "--yes", *BROKEN], check=False)
             done.write_text("\n".join(packages))
         except (OSError, subprocess.CalledProcessError) as error:

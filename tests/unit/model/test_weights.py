@@ -26,6 +26,7 @@ from shared.model.weights.checkpoint import Checkpoint
 from shared.model.weights.loader import fingerprint
 from shared.model.weights.plan import WeightPlan
 from tests.integration.engine.families import EXPERTS
+from tests.integration.engine.test_greedy_against_transformers import load_transformers
 from tests.unit.model.loading import load_weights
 
 
@@ -120,6 +121,20 @@ def test_broken_index_is_named(sharded: Path, index: str) -> None:
     with pytest.raises(ModelLoadError) as caught:
         load_weights(sharded, _views(sharded))
     assert caught.value.details["file"] == "model.safetensors.index.json"
+
+
+def test_a_tensor_that_the_index_omits_is_read_from_its_shard_as_transformers_does(sharded: Path) -> None:
+    views, expected = _views(sharded), _views(sharded)
+    load_weights(sharded, expected)
+    index = sharded / "model.safetensors.index.json"
+    fields = json.loads(index.read_text())
+    omitted = next(name for name in fields["weight_map"] if name.endswith("q_proj.weight"))
+    del fields["weight_map"][omitted]
+    index.write_text(json.dumps(fields))
+    load_weights(sharded, views)
+    assert all(views[name].equal(expected[name]) for name in expected)
+    theirs = load_transformers(sharded).state_dict()[omitted]
+    assert any(theirs.equal(tensor) for file in sharded.glob("*.safetensors") for tensor in load_file(file).values())
 
 
 @pytest.mark.parametrize("keep", [0, 5, 200, -1])

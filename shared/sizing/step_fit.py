@@ -52,7 +52,7 @@ _OUTLIER = 0.15
 _AGAINST_FIXED = 1e-4
 """A fixed time that is all of each step counts as much as relative errors of the root of this. Steps with fewer tokens
 than the balance all have the same time, fixed or of reading. Taken for fixed it would say that products, of which
-reading hides some, take no time."""
+reading hides some, take no time. Only for steps as they run: a series that was measured on purpose tells both apart."""
 _PRIOR_WEIGHT = 1e-6
 """Weight of a prior's step beside a measured one's."""
 _AS_GOOD = 1.02
@@ -149,7 +149,7 @@ class StepTimeFit:
         seconds = [taken for _, taken in medians]
         self._looks_near = self._balance is not None and not self._looks_near
         balances = _balances(self._balance, steps, near=self._looks_near)
-        self._fitted, self._balance = _best(steps, seconds, weights, balances, self._prior)
+        self._fitted, self._balance = _best(steps, seconds, weights, balances, self._prior, _AGAINST_FIXED)
         self._times = self._fitted
 
 
@@ -222,6 +222,7 @@ def _best(
     weights: Sequence[float],
     balances: Sequence[float],
     prior: StepTimes | None,
+    against_fixed: float = 0.0,
 ) -> tuple[StepTimes, float]:
     """The fit of the balance whose errors are least, and that balance: of equals the nearest to the prior, or without
     one the largest. Where only small batches were seen nothing tells from which one on products bind.
@@ -234,7 +235,7 @@ def _best(
     rows = np.array([*steps, *_PRIOR_STEPS], dtype=np.float64)
     times = np.concatenate([taken, believed])
     given = np.concatenate([np.array(weights), np.full(len(_PRIOR_STEPS), _PRIOR_WEIGHT)])
-    fits = [(*_fit_balance(rows, times, given, balance), balance) for balance in balances]
+    fits = [(*_fit_balance(rows, times, given, balance, against_fixed), balance) for balance in balances]
     enough = _AS_GOOD * min(loss for loss, *_ in fits) + 1e-9 * len(steps)
     equals = [(doubt, -at, solved) for loss, doubt, solved, at in fits if loss <= enough]
     _, at, solved = min(equals, key=lambda fit: fit[1] if is_guess else fit[0])
@@ -242,7 +243,9 @@ def _best(
     return _times_of(solved, balance), balance
 
 
-def _fit_balance(rows: Matrix, seconds: Matrix, weights: Matrix, balance: float) -> tuple[float, float, Matrix]:
+def _fit_balance(
+    rows: Matrix, seconds: Matrix, weights: Matrix, balance: float, against_fixed: float
+) -> tuple[float, float, Matrix]:
     """(sum of bounded errors of measured steps, of the prior's, coefficients of the columns). `rows` are
     [num_steps, 5], a StepWork each, those of the prior last.
 
@@ -255,9 +258,9 @@ def _fit_balance(rows: Matrix, seconds: Matrix, weights: Matrix, balance: float)
     relative = np.stack(columns, axis=1) / seconds[:, None]
     scale = relative.max(axis=0)
     relative /= scale
-    solved = _not_negative(relative, weights)
+    solved = _not_negative(relative, weights, against_fixed)
     errors = np.abs(relative @ solved - 1)
-    solved = _not_negative(relative, weights * np.minimum(1.0, _OUTLIER / np.maximum(errors, 1e-9)))
+    solved = _not_negative(relative, weights * np.minimum(1.0, _OUTLIER / np.maximum(errors, 1e-9)), against_fixed)
     errors = np.abs(relative @ solved - 1)
     bounded = np.where(errors < _OUTLIER, errors**2, _OUTLIER * (2 * errors - _OUTLIER))
     num_measured = len(seconds) - len(_PRIOR_STEPS)
@@ -265,14 +268,14 @@ def _fit_balance(rows: Matrix, seconds: Matrix, weights: Matrix, balance: float)
     return measured, float(bounded[num_measured:].sum()), solved / scale
 
 
-def _not_negative(relative: Matrix, weights: Matrix) -> Matrix:
+def _not_negative(relative: Matrix, weights: Matrix, against_fixed: float) -> Matrix:
     """Weighted least squares of relative @ x = 1 with x ≥ 0, by active sets (Lawson and Hanson, 1974, chapter 23): what
     is not 0 grows by one coefficient at a time, and shrinks where one would become negative. The first column is the
     fixed time: see _AGAINST_FIXED."""
     weighted = relative * weights[:, None]
     normal, right = weighted.T @ relative, weighted.sum(axis=0)
     normal += np.eye(len(right)) * (1e-12 * np.trace(normal))
-    normal[0, 0] += _AGAINST_FIXED * weights.sum()
+    normal[0, 0] += against_fixed * weights.sum()
     solved, kept = np.zeros(len(right)), np.zeros(len(right), dtype=np.bool_)
     for _ in range(_MOST_CHANGES):
         slopes = right - normal @ solved

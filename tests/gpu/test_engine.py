@@ -13,6 +13,7 @@ pytest.importorskip("numpy", reason="the engine's inputs are NumPy arrays")
 pytest.importorskip("safetensors", reason="checkpoints are safetensors files")
 
 from shared.engine.plan import BlockCopy, PlannedSequence, SampleSpec, StepPlan
+from shared.engine.runner.draft import draft_layout, load_draft, open_draft
 from shared.engine.runner.profile_run import measure_budget
 from shared.engine.runner.runner import Runner, RunnerConfig
 from shared.engine.sampling_params import SamplingParams
@@ -21,9 +22,10 @@ from shared.errors import ConfigError
 from shared.kv.checksum import BlockChecksum
 from shared.kv.layout import BlockLayout
 from shared.model.decoder import Decoder
-from shared.model.families.registry import parse_config
+from shared.model.families.registry import load_config, parse_config
 from shared.model.random_weights import random_decoder
 from tests.integration.engine.families import write_family
+from tests.integration.engine.heads import write_knowing, write_knowing_eagle
 from tests.integration.engine.test_static_decode import PROMPTS, run_all
 from tests.unit.engine.speculation.drafters import HostileDrafter, KnowingDrafter
 
@@ -68,6 +70,37 @@ def test_guesses_of_steps_ahead_change_no_token(folder: Path, num_blocks: int) -
             )
             assert [[token.token_id for token in tokens] for tokens in found] == answers
             assert sum(speculator.counters.num_guesses.values()) > 0
+
+
+@pytest.mark.parametrize("num_blocks", [64, 10])
+def test_a_heads_guesses_change_no_token(tmp_path: Path, num_blocks: int) -> None:
+    """One of the checkpoint, and an EAGLE-3 head; in graphs and eagerly, as many guesses as gain and always 4."""
+    folder = write_knowing(tmp_path / "model", num_layers=4)
+    eagle = write_knowing_eagle(tmp_path / "head", folder)
+    plain = RunnerConfig(max_num_seqs=5, static_decode=False)
+    pieces = RunnerConfig(max_num_seqs=5, max_seq_len=128, piecewise_tokens=None, most_guesses=4)
+    expected, _ = run_all(folder, device="cuda", config=plain, ahead=False)
+    for config in (pieces, plain):
+        for head in ({"has_head": True}, {"head_folder": eagle}):
+            for num_guesses in (4, None):
+                options = {"config": config, "num_guesses": num_guesses, "num_blocks": num_blocks, **head}
+                found, _ = run_all(folder, device="cuda", ahead=None, **options)
+                assert [[t.token_id for t in ours] for ours in found] == [[t.token_id for t in e] for e in expected]
+
+
+def test_a_drafts_guesses_change_no_token_and_those_of_the_model_itself_are_right(folder: Path) -> None:
+    config = RunnerConfig(max_num_seqs=5, max_seq_len=128, piecewise_tokens=None)
+    expected, _ = run_all(folder, device="cuda", config=config, ahead=None)
+    for num_guesses in (5, None):
+        decoder = load_draft(folder, torch.float32, load_config(folder).vocab_size, device="cuda")
+        speculator = Speculator([], num_guesses, open_draft(decoder, draft_layout(decoder, BLOCK_SIZE), 64, 5))
+        found, _ = run_all(folder, device="cuda", config=config, ahead=None, speculator=speculator)
+        assert [[t.token_id for t in ours] for ours in found] == [[t.token_id for t in e] for e in expected]
+        if num_guesses is not None:
+            guessed, right = (sum(counts.values()) for counts in (
+                speculator.counters.num_guesses, speculator.counters.num_accepted
+            ))  # fmt: skip
+            assert right > 0.8 * guessed > 0
 
 
 def test_the_gpu_gives_the_tokens_of_the_cpu(folder: Path) -> None:

@@ -21,11 +21,23 @@ from shared.engine.speculation.speculator import Speculator
 from shared.errors import ConfigError, ModelLoadError
 from shared.model.checkpoints import write_random_checkpoint
 from shared.model.families.registry import load_config
+from shared.model.ranks.shard import Degrees
 from shared.model.text.tokenizer import Tokenizer
 from shared.structure.compiler import StructureCompiler
 from tests.demo import DEMO
 from tests.integration.engine.engine_run import BLOCK_SIZE, EngineRun, hand_off
-from tests.integration.engine.test_speculation import LENGTH, PROMPTS, WAYS, accepted, answers, assert_same, ids
+from tests.integration.engine.families import write_family
+from tests.integration.engine.group_run import GroupRun
+from tests.integration.engine.test_speculation import (
+    AS_ON_GPUS,
+    LENGTH,
+    PROMPTS,
+    WAYS,
+    accepted,
+    answers,
+    assert_same,
+    ids,
+)
 
 FREE = [way for way in WAYS if "structured_output" not in way]
 """Ways in which the draft chooses by the same rules as the target."""
@@ -236,6 +248,20 @@ def test_beside_other_guesses_the_draft_changes_nothing(start, plain):
     run.scheduler._speculator._drafters = [NgramDrafter()]
     assert_same(answers(run), plain)
     assert all(count > 0 for count in map(run.scheduler._speculator.counters.num_guesses.get, ("ngram", "draft")))
+
+
+@pytest.mark.parametrize("how", [{}, AS_ON_GPUS], ids=["one pool", "as on GPUs"])
+def test_the_leader_of_a_group_asks_a_draft_and_changes_no_answer(tmp_path: Path, how: dict[str, Any]) -> None:
+    folder, prompts = write_family(tmp_path, "Qwen3ForCausalLM"), [PROMPTS[1], PROMPTS[4]]
+    prompts = [[token % 211 for token in prompt] for prompt in prompts]
+    with EngineRun(folder) as run:
+        expected = run.generate(*prompts, max_tokens=LENGTH)
+    decoder = load_draft(folder, torch.float32, load_config(folder).vocab_size)
+    model = open_draft(decoder, draft_layout(decoder, BLOCK_SIZE), 60, 8)
+    model.is_queued = bool(how)
+    with GroupRun(folder, Degrees(2), speculator=Speculator([], 3, model), **how) as run:
+        assert run.generate(*prompts, max_tokens=LENGTH) == expected
+        assert accepted(run)[1] > 0
 
 
 def test_a_draft_of_another_vocabulary_is_refused_with_both_numbers(tmp_path: Path):

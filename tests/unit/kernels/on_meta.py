@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 from unittest.mock import patch
 
@@ -30,6 +30,7 @@ from shared.kernels.lora.step import PackedAdapter
 from shared.model.config.model_config import ModelConfig
 from shared.model.decoder import Decoder
 from shared.model.families.registry import load_config, parse_config
+from shared.model.layers.head import HeadParameters, listed_rows
 from shared.model.layers.parameters import DecoderParameters
 from shared.model.random_weights import specs_of
 from shared.model.ranks.rank_decoder import RankDecoder
@@ -228,10 +229,10 @@ class MetaLink(DeviceLink):
         return wait
 
 
-def model(name: str, num_layers: int) -> ModelConfig:
+def model(name: str, num_layers: int, **more: Any) -> ModelConfig:
     """One of MODELS."""
     vocab_size = load_config(DEMO).vocab_size
-    return parse_config({**COMMON, **MODELS[name], "num_hidden_layers": num_layers, "vocab_size": vocab_size})
+    return parse_config({**COMMON, **MODELS[name], "num_hidden_layers": num_layers, "vocab_size": vocab_size, **more})
 
 
 class _Graph:
@@ -280,16 +281,22 @@ class Steps:
         quantization: Quantization = AS_STORED,
         degrees: Degrees | None = None,
         rank: int = 0,
+        *,
+        has_head: bool = False,
         **config: Any,
     ) -> None:
         self.noted = Noted()
         self.captured: list[Counter[str]] = []
         self._watch = _Watch(self.noted)
         self._follows, specs = rank > 0, specs_of(described, quantization)
-        layout, more = described.block_layout(BLOCK_SIZE, "bfloat16"), {}
+        layout, more = described.block_layout(BLOCK_SIZE, "bfloat16", has_head=has_head), {}
         if degrees is None:
             parameters = DecoderParameters.allocate(described, torch.bfloat16, META, specs=specs)
-            decoder = Decoder(described, parameters, triton_kernels())
+            places = described.with_head().layer_places[:-1] if has_head else None
+            decoder = Decoder(described, parameters, triton_kernels(), places=places)
+            if has_head:
+                head = HeadParameters.allocate(described, torch.bfloat16, META, specs)
+                decoder.add_head(described, replace(head, listed=listed_rows(parameters, described.vocab_size)))
         else:
             shard = Shard(described, degrees, rank)
             parameters = allocate_shard(shard, torch.bfloat16, META, specs)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from shared.engine.plan import StepPlan
+from shared.engine.speculation.head_model import HeadGuess
 from shared.kernels.lora.parts import LoraPart
 from shared.kernels.lora.step import ExpertLoras, Projection
 from shared.model.adapters.adapter import Adapter
@@ -192,6 +193,40 @@ def test_a_step_that_checks_guesses_meets_the_host_nowhere(compiled: Run, name: 
         if name != "deepseek-v3":  # its latents are read by each token
             assert (checked["decode_parts"], checked["prefill_tiles"]) == (2, 0), ways
         assert noted[1].launches["decode_parts"] == 0, "a decode step is a graph"
+
+
+def with_head(name: str) -> dict[str, list[Noted]]:
+    """By way, a decode step by a graph, three guesses behind it, and a step in pieces that checks some. Each begins
+    guesses."""
+    described = on_meta.model(name, 2, num_nextn_predict_layers=1)
+    steps = Steps(described, has_head=True, piecewise_tokens=None, max_num_batched_tokens=64)
+    assert steps.runner.heads is not None
+    found = {}
+    for ways in (["greedy"], ["seeded"], ["penalties", "greedy"]):
+        more = {"bad_sequences": ((4,),)}
+        steps.run(replace(plan(ways, 20, first=True, **more), begins_guesses=True))
+        ahead = replace(plan(ways, 21, pending=True, **more), begins_guesses=True)
+        noted = [steps.run(ahead)]
+        guesses = []
+        for item in ahead.sequences:
+            (spec,) = item.samples
+            first, *later = (spec._replace(position=spec.position + place) for place in range(1, 4))
+            first = first._replace(prompt_token_ids=(3, 4), output_token_ids=(5,))
+            guesses.append(HeadGuess(item.sequence_id, item.end - 1, None, (first, *later), item.block_ids))
+        with steps.watched() as watched:
+            steps.runner.heads.guess(guesses)
+        noted.append(Noted(watched.launches.copy(), watched.sends, watched.fetches, watched.waits))
+        noted.append(steps.run(replace(with_guesses(plan(ways, 22, **more), 3), begins_guesses=True)))
+        found["+".join(ways)] = noted
+    return found
+
+
+@pytest.mark.parametrize("name", ["llama", "deepseek-v3"])
+def test_a_head_beside_steps_meets_the_host_nowhere_and_its_guesses_meet_it_once(compiled: Run, name: str) -> None:
+    for ways, (decoded, guessed, checked) in compiled(with_head, name).items():
+        assert [(each.fetches, each.waits) for each in (decoded, checked)] == [(1, 0)] * 2, ways
+        assert guessed.waits == 1, ways
+        assert 0 < decoded.num_launches < guessed.num_launches, "a head's layer is launched behind a graph"
 
 
 def family_steps(folder: Path) -> int:

@@ -7,13 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from shared.engine.messages import AddSequence, StepOutput
 from shared.engine.plan import SampledToken
+from shared.engine.runner.draft import draft_layout, load_draft, open_draft
 from shared.engine.runner.runner import RunnerConfig
 from shared.engine.speculation.speculator import Speculator
 from shared.model.checkpoints import write_random_checkpoint
-from tests.integration.engine.engine_run import EngineRun
+from shared.model.families.registry import load_config
+from tests.integration.engine.engine_run import BLOCK_SIZE, EngineRun
+from tests.integration.engine.heads import write_knowing
 from tests.unit.engine.speculation.drafters import KnowingDrafter
 
 from .conftest import Run
@@ -72,6 +76,42 @@ def engine_tokens(
         return list(found.values())
     finally:
         run.close()
+
+
+def model_tokens(folder: Path, kernels: str, num_tokens: int, source: str) -> list[list[int]]:
+    """Two prompts, one greedy and one sampled with penalties, in padded steps launched ahead. What guesses, several
+    tokens in a row: a head of the checkpoint, or the model itself as a draft; or nothing."""
+    config = RunnerConfig(max_num_seqs=3, max_seq_len=48, static_decode=True, piecewise_tokens=13)
+    speculator = None
+    if source == "draft":
+        decoder = load_draft(folder, torch.float32, load_config(folder).vocab_size, kernels)
+        draft = open_draft(decoder, draft_layout(decoder, BLOCK_SIZE), 8, 3, config)
+        draft.is_queued = True
+        speculator = Speculator([], 3, draft)
+    run = EngineRun(
+        folder, num_blocks=8, max_num_batched_tokens=13, kernels=kernels, config=config, ahead=True,
+        speculator=speculator, has_head=source == "head", num_guesses=3, is_queued=True,
+    )  # fmt: skip
+    try:
+        ways = {}, {"temperature": 0.8, "top_p": 0.9, "seed": 5, "frequency_penalty": 0.3}
+        sequences = [run.sequence(PROMPT[:count], num_tokens, **way) for count, way in zip((18, 5), ways, strict=True)]
+        for item in sequences:
+            run.engine.submit(AddSequence(item))
+        found = run.collect([item.sequence_id for item in sequences])
+        if source:
+            counters = run.scheduler._speculator.counters
+            assert sum(counters.num_guesses.values()) >= sum(counters.num_accepted.values()) > 0
+        return found
+    finally:
+        run.close()
+
+
+@pytest.mark.parametrize("source", [pytest.param(name, marks=pytest.mark.slow) for name in ("head", "draft")])
+def test_a_model_that_guesses_in_a_row_changes_no_token(interpreted: Run, tmp_path: Path, source: str) -> None:
+    folder = write_knowing(tmp_path / "model", num_layers=2, num_heads=4, num_kv_heads=2, head_dim=16)
+    expected = model_tokens(folder, "torch", 8, "")
+    assert model_tokens(folder, "torch", 8, source) == expected
+    assert interpreted(model_tokens, folder, "triton", 8, source) == expected
 
 
 @pytest.mark.parametrize(

@@ -80,6 +80,9 @@ class DotProducts {
   }
 
   template <typename KV>
+  static Words query_pairs(const bf16* row) { return load_words(row); }
+
+  template <typename KV>
   void score(
       const Pool<KV>& pool, int64_t first, int64_t from, int64_t to, int64_t, const uint32_t* laid, const uint32_t* query,
       float* scores, int64_t lanes) {
@@ -110,19 +113,10 @@ class DotProducts {
   }
 
   void fade(float* sums, int64_t dim, Floats by) const {
-    if (!few_) return fade_columns(sums, dim, by);
-    alignas(64) float of_rows[16];
-    store(of_rows, by);
-    for (int64_t d = 0; d < dim; d += 16, sums += 16 * kColumns)
-      for (int64_t r = 0; r < 16; r++) store(sums + r * kColumns, load(sums + r * kColumns) * all(of_rows[r]));
+    few_ ? fade_squares(sums, dim, by) : fade_columns(sums, dim, by);
   }
   void finish(float* sums, int64_t dim) const {
-    for (int64_t d = 0; few_ && d < dim; d += 16, sums += 16 * kColumns) {
-      Words v[16];
-      for (int r = 0; r < 16; r++) v[r] = load_words(sums + r * kColumns);
-      transpose16(v);
-      for (int r = 0; r < 16; r++) store_words(sums + r * kColumns, v[r]);
-    }
+    if (few_) turn_squares(sums, dim);
   }
 
  private:

@@ -11,6 +11,7 @@
 //   lay(pool, first, from, count, end, laid): keys [from, count) of the tile that begins at position `first`; those of
 //                      the next tile, below `end`, are fetched. No row sees other keys: these have weight 0, and what
 //                      lies there in memory may be no number
+//   query_pairs<KV>(row): 32 dimensions of a query's row, in the pairs that keys are multiplied in
 //   score(pool, first, from, to, count, laid, query, scores, lanes): keys [from, to) of the tile times the query of the
 //                      rows in the first `lanes` columns; what comes out for keys that were not laid may be anything
 //   add(laid, weights, from, to, dim, sums, lanes): sums [dim][32] += values times weights
@@ -48,6 +49,9 @@ template <typename KV>
 void open_rows(const KV* codes, int64_t count, int64_t dim, bf16* rows) {
   for (int64_t i = 0; i < count * dim; i += 16) store_halves(rows + i, shift_right<16>(as_words(load16(codes + i))));
 }
+
+// Numbers that bf16 has exactly, two in each word.
+inline Words joined(Floats low, Floats high) { return either(shift_right<16>(as_words(low)), as_words(high)); }
 
 // 2^x for -126 <= x <= 0 to 1 part in 13000, which bf16 does not show: a polynomial of degree 3, least in relative
 // error, for |r| <= 1/2. NaN stays NaN.
@@ -124,6 +128,23 @@ inline void fade_columns(float* sums, int64_t dim, Floats by) {
   for (int64_t d = 0; d < dim; d++) store(sums + d * kColumns, load(sums + d * kColumns) * by);
 }
 
+// The same where sums lie in squares of 16 dimensions by 16 rows, transposed: products of few rows whose broadcast side are
+// weights.
+inline void fade_squares(float* sums, int64_t dim, Floats by) {
+  alignas(64) float of_rows[16];
+  store(of_rows, by);
+  for (int64_t d = 0; d < dim; d += 16, sums += 16 * kColumns)
+    for (int64_t r = 0; r < 16; r++) store(sums + r * kColumns, load(sums + r * kColumns) * all(of_rows[r]));
+}
+inline void turn_squares(float* sums, int64_t dim) {
+  for (int64_t d = 0; d < dim; d += 16, sums += 16 * kColumns) {
+    Words v[16];
+    for (int r = 0; r < 16; r++) v[r] = load_words(sums + r * kColumns);
+    transpose16(v);
+    for (int r = 0; r < 16; r++) store_words(sums + r * kColumns, v[r]);
+  }
+}
+
 // One tile of `count` keys against one block of query rows, which `lanes` columns hold.
 template <typename Products, typename KV>
 void attend_pair_block(
@@ -186,7 +207,7 @@ void attend_pairs(
   for (int64_t lane = 0; lane < lanes; lane += 16)
     for (int64_t d = 0; d < dim; d += 32) {
       Words v[16];
-      for (int i = 0; i < 16; i++) v[i] = load_words(query + scratch.offsets[lane + i] + d);
+      for (int i = 0; i < 16; i++) v[i] = Products::template query_pairs<KV>(query + scratch.offsets[lane + i] + d);
       transpose16(v);
       uint32_t* target = scratch.query + lane / kColumns * kColumns * dim / 2 + d / 2 * kColumns + lane % kColumns;
       for (int i = 0; i < 16; i++) store_words(target + i * kColumns, v[i]);

@@ -1,4 +1,8 @@
 // The products of a prompt's attention by AMX: scores are keys times queries, sums are values, transposed, times weights.
+//
+// Up to 16 rows, such as a step that checks guesses has, use a tile once: to transpose its values would take most of their
+// time. So their sums are weights, transposed, times values, which lie in pairs of neighbouring keys: squares of 16
+// dimensions by 16 rows, until `finish`.
 #pragma once
 
 #include "attend_pairs.h"
@@ -10,16 +14,24 @@ struct TileProducts {
   static constexpr int64_t kKeys = 256, kGrain = kPairKeys;
 
   static bool fits(const Shape& s) { return s.dim % 32 == 0 && s.block_size % 16 == 0 && s.scale > 0.0f; }
-  // Values, [key / 32][dim][32]; of codes also the opened keys, [key][dim], and 32 opened values.
+  // Values, [key / 32][dim][32], or for few rows pairs, [key / 2][dim]; of codes also the opened keys, [key][dim], and 32
+  // opened values.
   template <typename KV>
   static int64_t words(int64_t dim) { return kKeys * dim / 2 + (kIsCode<KV> ? (kKeys + kPairKeys) * dim / 2 : 0); }
 
   TwoByTwo tiles;
-  explicit TileProducts(int64_t) { tiles.shape(16, 16); }
+  const bool few;
+  explicit TileProducts(int64_t rows) : few(rows <= 16) { tiles.shape(16, 16); }
 
-  // The values, transposed; the rest of the first and of the last 32 is zero.
+  // The rest of the first and of the last 32 is zero.
   template <typename KV>
-  static void lay(const Pool<KV>& pool, int64_t first, int64_t from, int64_t count, int64_t end, uint32_t* laid) {
+  void lay(const Pool<KV>& pool, int64_t first, int64_t from, int64_t count, int64_t end, uint32_t* laid) const {
+    few ? lay_pairs(pool, first, from, count, end, laid) : lay_transposed(pool, first, from, count, end, laid);
+  }
+
+  template <typename KV>
+  static void lay_transposed(
+      const Pool<KV>& pool, int64_t first, int64_t from, int64_t count, int64_t end, uint32_t* laid) {
     const int64_t dim = pool.s.dim;
     bf16 *keys = (bf16*)laid + kKeys * dim, *opened = keys + kKeys * dim;
     for (int64_t t = from / kPairKeys * kPairKeys; t < count; t += kPairKeys) {
@@ -30,7 +42,7 @@ struct TileProducts {
         const bf16* value;
         if constexpr (kIsCode<KV>) {
           bf16* place = opened + (position - first - t) * dim;
-          open_rows(key.rows, n, dim, keys + (position - first) * dim);
+          open_keys(key.rows, n, dim, keys + (position - first) * dim);
           open_rows(key.moved(pool.to_values()).rows, n, dim, place);
           value = place;
         } else {
@@ -51,6 +63,56 @@ struct TileProducts {
         for (int i = 0; i < 16; i++) store_words(values + (d + i) * kPairKeys, v[i]);
       }
     }
+  }
+
+  template <typename KV>
+  static void lay_pairs(const Pool<KV>& pool, int64_t first, int64_t from, int64_t count, int64_t end, uint32_t* laid) {
+    const int64_t dim = pool.s.dim, begin = from / 2 * 2;  // a key before `from` in its pair is one of the same block
+    bf16* keys = (bf16*)laid + kKeys * dim;
+    pool.runs(first + begin, first + count, 16, [&](Run<KV> run, int64_t position, int64_t n) {
+      const int64_t t = position - first;
+      if constexpr (kIsCode<KV>) open_keys(run.rows, n, dim, keys + t * dim);
+      const KV* values = run.moved(pool.to_values()).rows;
+      const Ahead<KV> next(pool, position + kKeys, end);
+      for (int64_t d = 0; d < dim; d += 32) {
+        next.fetch(d);
+        next.fetch(d + 16);
+        uint32_t* pairs = laid + t / 2 * dim + d;
+        for (int64_t i = 0; i < n; i += 2, pairs += dim) {
+          const KV* even = values + i * dim + d;
+          pair_values(even, i + 1 < n ? even + dim : nullptr, pairs);
+        }
+      }
+    });
+    const int64_t pairs = begin / 2, whole = from / kPairKeys * kPairKeys / 2, past = (count + 1) / 2;
+    const int64_t last = (count + kPairKeys - 1) / kPairKeys * kPairKeys / 2;
+    std::memset(laid + whole * dim, 0, (pairs - whole) * dim * sizeof(uint32_t));
+    std::memset(laid + past * dim, 0, (last - past) * dim * sizeof(uint32_t));
+  }
+
+  // 32 dimensions of two neighbouring keys' values; `odd` may be null.
+  template <typename KV>
+  static void pair_values(const KV* even, const KV* odd, uint32_t* pairs) {
+    Words low, high;
+    if constexpr (kIsCode<KV>) {
+      low = joined(load16(even), odd ? load16(odd) : zeros());
+      high = joined(load16(even + 16), odd ? load16(odd + 16) : zeros());
+    } else {
+      zip_halves(load_words(even), odd ? load_words(odd) : no_words(), low, high);
+    }
+    store_words(pairs, low);
+    store_words(pairs + 16, high);
+  }
+
+  // Of each 32 dimensions of a key in codes the i-th and the one 16 behind it are a pair.
+  template <typename KV>
+  static void open_keys(const KV* codes, int64_t count, int64_t dim, bf16* keys) {
+    for (int64_t i = 0; i < count * dim; i += 32)
+      store_words(keys + i, joined(load16(codes + i), load16(codes + i + 16)));
+  }
+  template <typename KV>
+  static Words query_pairs(const bf16* row) {
+    return kIsCode<KV> ? joined(load16(row), load16(row + 16)) : load_words(row);
   }
 
   // 16 keys of a block are a row tile as they lie.
@@ -92,8 +154,12 @@ struct TileProducts {
     }
   }
 
-  static void fade(float* sums, int64_t dim, Floats by) { fade_columns(sums, dim, by); }
-  static void finish(float*, int64_t) {}
+  void fade(float* sums, int64_t dim, Floats by) const {
+    few ? fade_squares(sums, dim, by) : fade_columns(sums, dim, by);
+  }
+  void finish(float* sums, int64_t dim) const {
+    if (few) turn_squares(sums, dim);
+  }
 
   // Of 16 columns, two tiles at a time.
   template <typename F>
@@ -115,11 +181,12 @@ struct TileProducts {
     }
   }
 
-  static void add(
-      const uint32_t* laid, const uint32_t* weights, int64_t from, int64_t to, int64_t dim, float* sums, int64_t lanes) {
+  void add(
+      const uint32_t* laid, const uint32_t* weights, int64_t from, int64_t to, int64_t dim, float* sums, int64_t lanes) const {
+    if (few) return add_to_few(laid, weights, from, to, dim, sums);
     const bf16* values = (const bf16*)laid;
     finish_stores();
-    if (lanes == 16) return add_few(values, weights, from, to, dim, sums);
+    if (lanes == 16) return add_half(values, weights, from, to, dim, sums);
     for (int64_t d = 0; d < dim; d += 32) {
       float* c = sums + d * kColumns;
       TILE_LOAD(0, c, 128);
@@ -145,7 +212,8 @@ struct TileProducts {
     }
   }
 
-  static void add_few(
+  // Of a last block whose rows fill 16 columns.
+  static void add_half(
       const bf16* values, const uint32_t* weights, int64_t from, int64_t to, int64_t dim, float* sums) {
     for (int64_t d = 0; d < dim; d += 32) {
       float* c = sums + d * kColumns;
@@ -158,6 +226,33 @@ struct TileProducts {
         TILE_DOT(0, 4, 6);
         TILE_LOAD(5, a + 16 * kPairKeys, 64);
         TILE_DOT(1, 5, 6);
+      }
+      TILE_STORE(0, c, 128);
+      TILE_STORE(1, c + 16 * kColumns, 128);
+    }
+  }
+
+  static void add_to_few(
+      const uint32_t* pairs, const uint32_t* weights, int64_t from, int64_t to, int64_t dim, float* sums) {
+    alignas(64) uint32_t turned[kKeys / 2 * 16];  // [key / 32][row][key % 32]
+    for (int64_t t = from; t < to; t += kPairKeys) {
+      Words v[16];
+      for (int i = 0; i < 16; i++) v[i] = load_words(weights + (t / 2 + i) * kColumns);
+      transpose16(v);
+      for (int i = 0; i < 16; i++) store_words(turned + t / 2 * 16 + i * 16, v[i]);
+    }
+    finish_stores();
+    for (int64_t d = 0; d < dim; d += 32) {
+      float* c = sums + d * kColumns;
+      TILE_LOAD(0, c, 128);
+      TILE_LOAD(1, c + 16 * kColumns, 128);
+      for (int64_t t = from; t < to; t += kPairKeys) {
+        const uint32_t* b = pairs + t / 2 * dim + d;
+        TILE_LOAD(4, turned + t / 2 * 16, 64);
+        TILE_LOAD(6, b, dim * 4);
+        TILE_DOT(0, 4, 6);
+        TILE_LOAD(7, b + 16, dim * 4);
+        TILE_DOT(1, 4, 7);
       }
       TILE_STORE(0, c, 128);
       TILE_STORE(1, c + 16 * kColumns, 128);

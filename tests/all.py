@@ -47,7 +47,7 @@ class Part:
         """The pytest that runs it but for what `passed` has, with further arguments; one process needs no xdist."""
         processes = ("--numprocesses", str(num_processes), *self.spread) if num_processes > 1 else ()
         ignored = (f"--ignore={folder}" for folder in self.without)
-        kept = ("-p", "tests.all", "--passed", str(passed))
+        kept = ("-p", "tests.all", f"--passed={passed}")  # a word apart would be taken for a folder of tests
         return [sys.executable, "-m", "pytest", *kept, *processes, *ignored, "-m", self.marks, *self.paths, *arguments]
 
 

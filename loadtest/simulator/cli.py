@@ -151,8 +151,10 @@ def simulate_trace(
     worker: WorkerOptions,
     fleet: FleetOptions,
     placement: PlacementOptions,
-    trace: Annotated[Path | None, Option("Mooncake's JSON lines, or Azure's CSV; also .gz")] = None,
-    unit: Annotated[str, Option("of Mooncake's timestamps, where a trace has other ones: ms or s")] = "",
+    trace: Annotated[
+        Path | None, Option("JSON lines of Mooncake or Qwen-Bailian, CSV of Azure or BurstGPT; also .gz")
+    ] = None,
+    unit: Annotated[str, Option("of the timestamps in JSON lines, where it is not their format's: ms or s")] = "",
     workload: Annotated[str, Option(f"in place of a trace: {', '.join(WORKLOADS)}")] = "",
     requests: Annotated[int, Option("of the workload", at_least=1)] = 2000,
     poisson_arrivals: Annotated[bool, Option("in place of the trace's times", name="poisson")] = False,

@@ -114,8 +114,8 @@ class Choice:
 
 
 def without_small_gains(pairs: list[Pair], gain: float) -> list[Pair]:
-    """Without the hand-offs, where none of them has so many more requests in time than the best pair that is one
-    worker."""
+    """The pairs that need no hand-off, unless a hand-off leaves more requests in time than the best of these by over
+    `gain`; all of them where each needs one."""
     here = [pair for pair in pairs if pair.decode == pair.prefill]
     if not here:
         return pairs

@@ -301,7 +301,7 @@ class Runner:
             row_masks = None if masks is None else masks.row_masks()
             self._sampler.resample(tokens, logits, names, specs, row_masks, guesses_before(items))
         else:
-            logits, for_head, pooled = self._run(items)
+            logits, for_head, pooled = self._run(items, is_pooling=is_pooling)
             logits, targets = split(logits, items, self._link)
             row_masks = None if masks is None else masks.row_masks()
             tokens = self._sampler.sample(logits, names, specs, row_masks, guesses_before(items))
@@ -317,9 +317,10 @@ class Runner:
         )
         return self._last
 
-    def _run(self, items: tuple[PlannedSequence, ...]) -> tuple[Tensor, HeadInputs | None, Tensor | None]:
+    def _run(
+        self, items: tuple[PlannedSequence, ...], *, is_pooling: bool
+    ) -> tuple[Tensor, HeadInputs | None, Tensor | None]:
         """A step of any mix: its logits, what a head reads, and what `EagerSteps.hidden` pools."""
-        is_pooling = any(item.num_pooled for item in items)
         if self._pieces is not None and not is_pooling and _takes(self._pieces, items):
             return *self._pieces.run(self._eager.inputs(items)), None
         if not is_pooling and self.heads is None:

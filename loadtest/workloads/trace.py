@@ -130,6 +130,24 @@ def trace_error(path: Path, line: int, problem: str) -> ConfigError:
     return ConfigError(f"{path}, line {line}: {problem}", field="workload", line=line)
 
 
+class RisingTimes:
+    """Times of a trace's lines, relative to the first one."""
+
+    def __init__(self, path: Path, name: str) -> None:
+        """`name`: of the field that has them."""
+        self._path, self._name = path, name
+        self._first_s: float | None = None
+        self._last_s = -math.inf
+
+    def relative_s(self, at_s: float, written: object, line: int) -> float:
+        """Of the next line, which has it `written` so. Raises ConfigError (`workload`) for one before the last."""
+        if at_s < self._last_s:
+            raise trace_error(self._path, line, f"{self._name} {written} goes back in time")
+        self._last_s = at_s
+        self._first_s = at_s if self._first_s is None else self._first_s
+        return at_s - self._first_s
+
+
 def open_trace(path: Path) -> Iterator[tuple[int, str]]:
     """A file's lines that are not blank, with their numbers from 1; it may be packed by gzip. Raises ConfigError
     (`workload`)."""

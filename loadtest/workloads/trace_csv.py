@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 
-from loadtest.workloads.trace import LATEST_S, TraceRequest, open_trace, trace_error
+from loadtest.workloads.trace import LATEST_S, RisingTimes, TraceRequest, open_trace, trace_error
 
 AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 BURST_GPT = ("Timestamp", "Request tokens", "Response tokens")
@@ -40,8 +40,7 @@ def read_csv_trace(path: Path) -> Iterator[TraceRequest]:
         raise trace_error(path, number, f"expected the header {','.join(AZURE)} or BurstGPT's, got {found!r}")
     seconds: Times = _Dates() if known is AZURE else _seconds
     at_column, prompt_column, answer_column = (header.index(name) for name in known)
-    first_s: float | None = None
-    last_s = -math.inf
+    times = RisingTimes(path, known[0])
     for number, line in lines:
         cells = _cells(line, path, number)
         if len(cells) != len(header):
@@ -52,12 +51,8 @@ def read_csv_trace(path: Path) -> Iterator[TraceRequest]:
         at_s = seconds(cell)
         if isinstance(at_s, str):
             raise trace_error(path, number, f"{known[0]} {at_s}")
-        if at_s < last_s:
-            raise trace_error(path, number, f"{known[0]} {cell} goes back in time")
-        last_s = at_s
-        first_s = at_s if first_s is None else first_s
         yield TraceRequest(
-            at_s - first_s,
+            times.relative_s(at_s, cell, number),
             _count(cells[prompt_column], known[1], path, number),
             _count(cells[answer_column], known[2], path, number),
         )

@@ -8,11 +8,10 @@ read here. Qwen-Bailian's (Wang et al., ATC 2025), told by its `chat_id`: second
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator
 from pathlib import Path
 
-from loadtest.workloads.trace import BLOCK_LEN, LATEST_S, TraceRequest, open_trace, trace_error
+from loadtest.workloads.trace import BLOCK_LEN, LATEST_S, RisingTimes, TraceRequest, open_trace, trace_error
 from shared.errors import ConfigError
 
 BAILIAN_BLOCK_LEN = 16
@@ -33,8 +32,7 @@ def read_json_trace(path: Path, unit: str = "") -> Iterator[TraceRequest]:
     the timestamps is one of UNITS; empty: as the format has it, refused where milliseconds give more than MOST_RATE."""
     if unit and unit not in UNITS:
         raise ConfigError(f"unit={unit}: expected one of {', '.join(UNITS)}", field="unit", value=unit)
-    first_s: float | None = None
-    last_s = -math.inf
+    times = RisingTimes(path, "timestamp")
     block_len = 0
     has_ids: bool | None = None
     for count, (number, line) in enumerate(open_trace(path), start=1):
@@ -45,13 +43,10 @@ def read_json_trace(path: Path, unit: str = "") -> Iterator[TraceRequest]:
         if not isinstance(fields, dict):
             raise trace_error(path, number, "expected a JSON object")
         usual_unit, usual_len = ("s", BAILIAN_BLOCK_LEN) if _OF_BAILIAN in fields else ("ms", BLOCK_LEN)
-        at_s = _timestamp_s(fields, UNITS[unit or usual_unit], path, number)
-        if at_s < last_s:
-            raise trace_error(path, number, f"timestamp {fields['timestamp']} goes back in time")
-        last_s = at_s
-        first_s = at_s if first_s is None else first_s
-        if not unit and count == _CHECKED and 0 < at_s - first_s < _CHECKED / MOST_RATE:
-            problem = f"{count} requests in {at_s - first_s:g} s: say the timestamps' unit, ms or s"
+        read_s = _timestamp_s(fields, UNITS[unit or usual_unit], path, number)
+        at_s = times.relative_s(read_s, fields["timestamp"], number)
+        if not unit and count == _CHECKED and 0 < at_s < _CHECKED / MOST_RATE:
+            problem = f"{count} requests in {at_s:g} s: say the timestamps' unit, ms or s"
             raise trace_error(path, number, problem)
         num_prompt_tokens = _count(fields, "input_length", path, number)
         own_len = _count(fields, "block_size", path, number) if "block_size" in fields else usual_len
@@ -62,7 +57,7 @@ def read_json_trace(path: Path, unit: str = "") -> Iterator[TraceRequest]:
             raise trace_error(path, number, "hash_ids must be in all lines or in none")
         has_ids = "hash_ids" in fields
         yield TraceRequest(
-            at_s=at_s - first_s,
+            at_s=at_s,
             num_prompt_tokens=num_prompt_tokens,
             num_output_tokens=_count(fields, "output_length", path, number),
             hash_ids=_hash_ids(fields, num_prompt_tokens, block_len, path, number) if has_ids else (),

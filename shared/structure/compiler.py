@@ -124,7 +124,8 @@ class StructureCompiler:
             verbose_errors=False,
         )
         vocabulary = self._vocabulary()
-        matcher = LLMatcher(vocabulary, grammar_text(structure, vocabulary), log_level=0, limits=limits)
+        grammar = grammar_text(structure, vocabulary, self._eos_token_ids)
+        matcher = LLMatcher(vocabulary, grammar, log_level=0, limits=limits)
         mask = b"" if matcher.is_error() else matcher.compute_bitmask()  # also makes what every answer begins with
         reason = fault_of(matcher)
         if reason is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from shared.structure.short_numbers import any_object, with_short_numbers
@@ -27,10 +27,12 @@ _BLANKS = r"[ \n\r\t]{1,16}"
 """Between reasoning and answer."""
 
 
-def grammar_text(structure: StructuredOutput, vocabulary: LLTokenizer) -> str:
+def grammar_text(structure: StructuredOutput, vocabulary: LLTokenizer, end_tokens: Collection[int]) -> str:
     """The grammar in the form that `llguidance.LLMatcher` takes. Raises ValueError with the reason for a text that is
-    no schema or grammar."""
-    answer = _answer(structure)
+    no schema or grammar.
+
+    `end_tokens`: ids that end an answer."""
+    answer = _answer(structure, end_tokens)
     return answer if structure.reasoning is None else _behind(structure.reasoning, answer, vocabulary)
 
 
@@ -70,7 +72,7 @@ def _behind(reasoning: ReasoningPart, answer: str, vocabulary: LLTokenizer) -> s
     return json.dumps({"grammars": [{"lark_grammar": lark}, {**grammar, "name": _ANSWER}]}, ensure_ascii=False)
 
 
-def _answer(structure: StructuredOutput) -> str:
+def _answer(structure: StructuredOutput, end_tokens: Collection[int]) -> str:
     from llguidance import LLMatcher
 
     match structure.kind:
@@ -84,6 +86,15 @@ def _answer(structure: StructuredOutput) -> str:
             return LLMatcher.grammar_from_regex("|".join(map(_literal, structure.choices)))
         case StructureKind.GRAMMAR:
             return LLMatcher.grammar_from_lark(_lark(structure.text))
+        case StructureKind.ALLOWED_TOKENS:
+            return LLMatcher.grammar_from_lark(_tokens_alone(structure.text, end_tokens))
+
+
+def _tokens_alone(ranges: str, end_tokens: Collection[int]) -> str:
+    """A rule that calls itself has no end: without one of the end tokens an answer is as long as it may be."""
+    pairs = [(int(begin), int(last or begin)) for begin, _, last in (part.partition("-") for part in ranges.split(","))]
+    ends = any(begin <= token_id <= last for token_id in end_tokens for begin, last in pairs)
+    return f"start: {'token*' if ends else 'token start'}\ntoken: <[{ranges}]>"
 
 
 def json_schema(schema: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -13,6 +14,7 @@ smaller."""
 MAX_CHOICES = 4096
 MAX_MARK_LEN = 64
 """Characters of a mark of reasoning."""
+_TOKEN_RANGES = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*", re.ASCII)
 STRUCTURE_MEMORY_PLANS = 8
 """Number of plans after the last one that sampled for a structured answer for which a runner keeps its state."""
 
@@ -30,6 +32,9 @@ class StructureKind(Enum):
     """One of `choices`."""
     GRAMMAR = "grammar"
     """Text of a context-free grammar; `text` is llguidance's dialect of Lark, or GBNF (rules with `::=`)."""
+    ALLOWED_TOKENS = "allowed_tokens"
+    """Any answer of these tokens alone; `text` are their ids and ranges of ids, `5,7-9`. It ends by itself only where
+    one of the model's end tokens is among them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +79,21 @@ class StructuredOutput:
                 raise InvalidRequest(f"{name} must hold no empty text", field=name, limit="at least 1 character each")
         elif self.kind is not StructureKind.JSON_OBJECT and not self.text.strip():
             raise InvalidRequest(f"{name} must not be empty", field=name, limit="at least 1 character")
+        if self.kind is StructureKind.ALLOWED_TOKENS and not _TOKEN_RANGES.fullmatch(self.text):
+            raise InvalidRequest(f"{name} must be token ids and ranges such as 5,7-9", field=name)
         if self.num_bytes > MAX_STRUCTURE_BYTES:
             raise InvalidRequest(
                 f"{name} must take at most {MAX_STRUCTURE_BYTES} bytes, got {self.num_bytes}",
                 field=name,
                 limit=MAX_STRUCTURE_BYTES,
             )
+
+    @property
+    def allowed_token_ids(self) -> tuple[int, ...]:
+        """The ids that ALLOWED_TOKENS names, of a range the first and the last; none for other kinds."""
+        if self.kind is not StructureKind.ALLOWED_TOKENS:
+            return ()
+        return tuple(map(int, re.split("[,-]", self.text)))
 
     @property
     def num_bytes(self) -> int:

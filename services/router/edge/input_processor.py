@@ -38,7 +38,7 @@ from shared.model.text.chat_template import ChatTemplate
 from shared.model.text.tokenizer import Tokenizer
 from shared.seeds import SAMPLER_VERSION
 from shared.structure.compiler import StructureCompiler
-from shared.structure.structured_output import ReasoningPart, StructuredOutput
+from shared.structure.structured_output import ReasoningPart, StructuredOutput, StructureKind
 
 __all__ = [
     "CallInfo",
@@ -233,6 +233,8 @@ class InputProcessor:
         request_id = checked_request_id(info.request_id)
         self._prompts.check_token_ids("stop_token_ids", sampling.stop_token_ids)
         self._prompts.check_token_ids("logit_bias", [token_id for token_id, _ in sampling.logit_bias])
+        if sampling.structured_output is not None:
+            self._prompts.check_token_ids("allowed_token_ids", sampling.structured_output.allowed_token_ids)
         check_bad_words(options.bad_words)
         if options.bad_words:
             sampling = replace(sampling, bad_sequences=self._prompts.bad_sequences(options.bad_words))
@@ -291,6 +293,8 @@ class InputProcessor:
         """The structure of a conversation's answer begins where the model's reasoning ends."""
         structure, marks = sampling.structured_output, self.formats.reasoning
         if structure is None or marks is None or structure.reasoning is not None:
+            return sampling
+        if structure.kind is StructureKind.ALLOWED_TOKENS:  # a bound of each token, not a form of the text
             return sampling
         thinking = marks.behind(prompt_end(self.tokenizer, token_ids))
         if thinking is Thinking.OVER:

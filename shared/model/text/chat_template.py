@@ -33,6 +33,9 @@ DEFAULT_TEMPLATE = "default"
 TOOL_TEMPLATE = "tool_use"
 
 _RESERVED = ("messages", "tools", "documents", "add_generation_prompt")
+_MARK = "\ue000continues\ue000"
+"""Where a message that is continued ends, in characters that no text has; a blank behind it shows whether a template
+trims texts."""
 _REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
 _JOINED_ARGUMENTS = re.compile(
     r"""arguments['"]?\]?\s*[+~]|[+~]\s*\w+(\.function|\[['"]function['"]\])*(\.|\[['"])arguments"""
@@ -112,7 +115,9 @@ class ChatTemplate:
         messages: Sequence[Message],
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         tools: Sequence[Mapping[str, JsonValue]] | None = None,
+        documents: Sequence[Mapping[str, JsonValue]] | None = None,
         variables: Mapping[str, JsonValue] | None = None,
     ) -> str:
         """The prompt of a conversation, to be encoded with `add_special_tokens=False`.
@@ -121,12 +126,15 @@ class ChatTemplate:
             messages: objects with `role` and `content`, and other fields that the template reads; `TemplateTraits`
                 fits them to its habits.
             add_generation_prompt: whether to append the header of the assistant's answer.
+            continue_final_message: whether to end within the last message, an assistant's, whose rest is the answer.
             tools: JSON schemas of functions, handed to the template.
+            documents: what the answer is to rest on, handed to the template.
             variables: further names the template may read; they override special tokens.
 
         Raises:
             InvalidRequest: the model has no template, or the template refuses the messages; `field` is
-                `messages` (or `chat_template_kwargs` for a reserved name in `variables`).
+                `messages` (or `chat_template_kwargs` for a reserved name in `variables`, `documents` where the
+                template reads none, `continue_final_message` where the last message cannot be continued).
         """
         name = self._name_for(tools)
         if not messages:
@@ -134,21 +142,26 @@ class ChatTemplate:
         for variable in variables or {}:
             if variable in _RESERVED:
                 raise InvalidRequest(f"chat_template_kwargs may not set {variable}", field="chat_template_kwargs")
+        if documents and "documents" not in self._sources[name]:
+            raise InvalidRequest("documents: this model's chat template reads none", field="documents")
+        if continue_final_message:
+            messages, add_generation_prompt = [*messages[:-1], _to_be_continued(messages[-1])], False
         values = {
             **self._special_tokens,
             **(variables or {}),
             "messages": self._traits[name].fit_all(messages),
             "tools": self._traits[name].fit_tools(tools),
-            "documents": None,
+            "documents": documents or None,
             "add_generation_prompt": add_generation_prompt,
         }
         try:
-            return self._templates[name].render(values)
+            text = self._templates[name].render(values)
         except jinja2.TemplateError as error:
             raise InvalidRequest(f"messages do not fit the chat template: {error}", field="messages") from error
         except Exception as error:  # a template raises any Python error on unexpected content
             kind = type(error).__name__
             raise InvalidRequest(f"messages do not fit the chat template: {kind}: {error}", field="messages") from error
+        return _up_to_mark(text) if continue_final_message else text
 
     def _name_for(self, tools: object) -> str:
         if tools is not None and TOOL_TEMPLATE in self._templates:
@@ -159,6 +172,28 @@ class ChatTemplate:
             names = ", ".join(sorted(self._templates))
             raise InvalidRequest(f"this model has no default chat template, only {names}", field="messages")
         raise InvalidRequest("this model has no chat template: send a prompt instead", field="messages")
+
+
+def _to_be_continued(message: Message) -> Message:
+    """The message with a mark at the end of its text."""
+    content = message.get("content")
+    if message.get("role") != "assistant" or not isinstance(content, str) or message.get("tool_calls"):
+        raise InvalidRequest(
+            "continue_final_message: the last message must be an assistant's, with text and no tool calls",
+            field="continue_final_message",
+        )
+    return {**message, "content": f"{content}{_MARK} "}
+
+
+def _up_to_mark(text: str) -> str:
+    """What a template wrote before the mark; of one that trims texts without the blanks at its end."""
+    before, mark, behind = text.rpartition(_MARK)
+    if not mark:
+        raise InvalidRequest(
+            "continue_final_message: this model's chat template changes an assistant's text",
+            field="continue_final_message",
+        )
+    return before if behind.startswith(" ") else before.rstrip()
 
 
 def _template_files(folder: Path) -> dict[str, str]:

@@ -171,6 +171,18 @@ def test_a_structure_ends_the_answer_and_max_tokens_cuts_it(run, tokenizer, plai
     assert set(tokenizer.decode(tokens)) == {"a", "b"}
 
 
+def test_an_answer_of_allowed_tokens_ends_by_itself_only_where_an_end_token_is_allowed(run, tokenizer):
+    allowed = StructuredOutput(StructureKind.ALLOWED_TOKENS, "40-59,300,2000-2100")
+    names = {*range(40, 60), 300, *range(2000, 2101)}
+    for sampling in ({}, {"temperature": 1.0, "seed": 3}, {"min_tokens": 5, "top_k": 3, "seed": 1}):
+        ((tokens, end),) = answers(run, [[5, 6]], [(sampling, allowed)], 20)
+        assert (len(tokens), end) == (20, FinishReason.LENGTH)
+        assert set(tokens) <= names
+    ending = StructuredOutput(StructureKind.ALLOWED_TOKENS, f"{tokenizer.eos_token_id}")
+    ((tokens, end),) = answers(run, [[5, 6]], [({}, ending)], 20)
+    assert (tokenizer.decode(tokens, skip_special_tokens=True), end) == ("", FinishReason.STOP)
+
+
 def test_a_structure_holds_behind_reasoning_and_not_before(run, tokenizer):
     number = StructuredOutput(StructureKind.REGEX, "[0-9]{3}", reasoning=TO_COMMA)
     prompts = [tokenizer.encode(text) for text in ("In the beginning", "And God said", "Noah went")]

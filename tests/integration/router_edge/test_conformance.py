@@ -32,12 +32,15 @@ BODIES: dict[str, dict[str, Any]] = {
     "/detokenize": {"tokens": [5]},
 }
 TOOL = {"type": "function", "function": {"name": "f", "parameters": SCHEMA}}
+BEGUN = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Well, "}]
 FLAT_TOOL = {"type": "function", "name": "f", "parameters": SCHEMA}
 ANTHROPIC_TOOL = {"name": "f", "input_schema": SCHEMA}
 
 # A value that asks for something, for each field that works; in a tuple with what the field needs beside it.
 WORKS: dict[str, Any] = {
+    "add_generation_prompt": False,
     "add_special_tokens": False,
+    "allowed_token_ids": [7, 8, 9, 12],
     "background": True,
     "bad_words": ["no"],
     "best_of": 2,
@@ -47,6 +50,8 @@ WORKS: dict[str, Any] = {
     "cache_salt": "s",
     "chat_template_kwargs": {"enable_thinking": False},
     "dimensions": 8,
+    "documents": [{"title": "a", "text": "b"}],
+    "ebnf": 'root ::= "yes" | "no"',
     "echo": True,
     "encoding_format": "base64",
     "frequency_penalty": 0.5,
@@ -60,6 +65,7 @@ WORKS: dict[str, Any] = {
     "include_reasoning": False,
     "include_stop_str_in_output": True,
     "instructions": "Be brief.",
+    "json_schema": SCHEMA,
     "items": [{"role": "user", "content": "hi"}],
     "logit_bias": {"5": 1.5},
     "logprobs": 2,
@@ -79,12 +85,14 @@ WORKS: dict[str, Any] = {
     "prompt_cache_key": "k",
     "prompt_cache_retention": "24h",
     "reasoning_effort": "none",
+    "regex": "a+",
     "repetition_penalty": 1.1,
     "request_id": "mine",
     "response_format": {"type": "json_object"},
     "resume": ({"choices": [{"token_ids": [70], "seed": 1, "sampler_version": SAMPLER_VERSION}]}, {"stream": True}),
     "return_documents": False,
     "return_token_ids": True,
+    "return_tokens_as_token_ids": (True, {"logprobs": True}),
     "return_token_strs": True,
     "safety_identifier": "u",
     "seed": -1,
@@ -112,6 +120,11 @@ WORKS: dict[str, Any] = {
 }
 OF_ONE_PATH: dict[tuple[str, str], Any] = {
     ("/v1/chat/completions", "logprobs"): True,
+    ("/v1/chat/completions", "continue_final_message"): (True, {"messages": BEGUN}),
+    ("/v1/completions", "return_tokens_as_token_ids"): (True, {"logprobs": 1}),
+    ("/tokenize", "add_generation_prompt"): (False, {"prompt": None, **CHAT}),
+    ("/tokenize", "continue_final_message"): (True, {"prompt": None, "messages": BEGUN}),
+    ("/tokenize", "documents"): ([{"text": "b"}], {"prompt": None, **CHAT}),
     ("/v1/chat/completions", "tools"): [TOOL],
     ("/v1/chat/completions", "tool_choice"): ("auto", {"tools": [TOOL]}),
     ("/v1/responses", "tools"): [FLAT_TOOL],

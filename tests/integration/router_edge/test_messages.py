@@ -93,6 +93,14 @@ async def test_results_of_tools_come_before_what_the_user_says(edge: Edge) -> No
     assert count.json() == {"input_tokens": edge.core.requests[0].num_prompt_tokens}
 
 
+async def test_what_the_client_says_for_the_assistant_begins_the_answer(edge: Edge) -> None:
+    edge.stops_with("Sunny.")
+    begun = [*ASK["messages"], {"role": "assistant", "content": [{"type": "text", "text": "The answer is ("}]}]
+    message = (await edge.client.post(PATH, json={**ASK, "messages": begun})).json()
+    assert edge.tokenizer.decode(edge.core.requests[0].prompt_token_ids).endswith("<assistant>The answer is (")
+    assert message["content"] == [{"type": "text", "text": "Sunny."}]
+
+
 @pytest.mark.parametrize(
     ("fields", "words"),
     [

@@ -189,6 +189,48 @@ def test_render_equals_apply_chat_template_or_both_refuse(
         assert refusal in str(caught.value)
 
 
+TURNS = {
+    "begun": [{"role": "user", "content": "One?"}, {"role": "assistant", "content": "Two, and then"}],
+    "with blanks": [{"role": "user", "content": "One?"}, {"role": "assistant", "content": " Two, and "}],
+    "said before": [
+        {"role": "user", "content": "Two"},
+        {"role": "assistant", "content": "Two"},
+        {"role": "user", "content": "Two"},
+        {"role": "assistant", "content": "Two"},
+    ],
+}
+
+
+@pytest.mark.parametrize("conversation", TURNS)
+@pytest.mark.parametrize("name", [*TEMPLATES, "demo"])
+def test_a_message_is_continued_as_apply_chat_template_does_it(
+    folders: dict[str, Path], name: str, conversation: str
+) -> None:
+    ours, theirs = _load(folders[name]), AutoTokenizer.from_pretrained(folders[name])
+    messages = TURNS[conversation]
+    expected, refusal = _render_theirs(theirs, messages, {"continue_final_message": True})
+    assert refusal is None
+    assert ours.render(messages, continue_final_message=True) == expected
+    assert expected.rstrip().endswith(messages[-1]["content"].strip())
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        {"role": "user", "content": "Two"},
+        {"role": "assistant", "content": None},
+        {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]},
+    ],
+)
+def test_what_cannot_be_continued_is_refused(folders: dict[str, Path], last: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest, match="the last message must be an assistant's") as caught:
+        _load(folders["demo"]).render([{"role": "user", "content": "One"}, last], continue_final_message=True)
+    assert caught.value.field == "continue_final_message"
+    changing = ChatTemplate({"default": "{% for m in messages %}{{ m.content | replace('n', 'm') }}{% endfor %}"}, {})
+    with pytest.raises(InvalidRequest, match="changes an assistant's text"):
+        changing.render([{"role": "assistant", "content": "One"}], continue_final_message=True)
+
+
 def _render_theirs(tokenizer: Any, messages: list[dict[str, Any]], options: dict[str, Any]) -> tuple[str, str | None]:
     """The oracle's prompt, and why it refused where it did."""
     try:

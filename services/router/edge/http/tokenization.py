@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
 from pydantic import BaseModel, Field
 from starlette.requests import Request
@@ -14,8 +14,9 @@ from starlette.routing import Route
 from services.router.edge.http.anthropic.endpoint import Messages
 from services.router.edge.http.bodies import STRICT, TokenIdList, check_json_size, parse_body, read_body
 from services.router.edge.http.errors import as_tandem_error, error_headers
-from services.router.edge.http.openai.schemas import Message, Tool
-from services.router.edge.input_processor import ChatPrompt, InputProcessor, Prompt, TextPrompt
+from services.router.edge.http.openai.chat_messages import Message, TemplateFields
+from services.router.edge.http.openai.schemas import Tool
+from services.router.edge.input_processor import InputProcessor, Prompt, TextPrompt
 from services.router.edge.settings import EdgeSettings
 from services.router.edge.tenants.auth import ApiKeys, credentials, identified
 from shared.errors import InvalidRequest
@@ -25,17 +26,13 @@ Work = Callable[[bytes, str], Awaitable[Mapping[str, object]]]
 """(body, tenant) → what is answered."""
 
 
-class TokenizeRequest(BaseModel):
+class TokenizeRequest(TemplateFields):
     """The body of `POST /tokenize`: a prompt or messages."""
-
-    model_config = STRICT
 
     model: str | None = None
     prompt: str | None = None
     messages: Annotated[list[Message], Field(fail_fast=True, min_length=1)] | None = None
     tools: Annotated[list[Tool], Field(fail_fast=True)] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
 
     def as_prompt(self) -> Prompt:
@@ -44,15 +41,9 @@ class TokenizeRequest(BaseModel):
             raise InvalidRequest("either prompt or messages must be there", field="prompt")
         if self.prompt is not None:
             return TextPrompt(self.prompt, self.add_special_tokens is not False)
-        if self.add_special_tokens:
-            raise InvalidRequest("add_special_tokens: the chat template writes them itself", field="add_special_tokens")
         for i, tool in enumerate(self.tools or ()):
             tool.checked(f"tools[{i}]")
-        return ChatPrompt(
-            [message.for_template(f"messages[{i}]") for i, message in enumerate(self.messages or ())],
-            tools=[tool.for_template() for tool in self.tools or ()],
-            variables=self.chat_template_kwargs or {},
-        )
+        return self.chat_prompt(self.messages or (), [tool.for_template() for tool in self.tools or ()])
 
 
 class DetokenizeRequest(BaseModel):

@@ -41,11 +41,15 @@ class ChatPrompt:
     variables: Mapping[str, JsonValue] = field(default_factory=dict)  # chat_template_kwargs
     reasoning_effort: str | None = None
     verbosity: str | None = None
+    documents: Sequence[Mapping[str, JsonValue]] = ()
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False  # the answer is the rest of the last message, an assistant's
+    add_special_tokens: bool = False  # the tokenizer's own, besides those that the template writes
 
     @property
     def num_chars(self) -> int:
         """Characters of all that the client wrote."""
-        return _num_chars(self.messages) + _num_chars(self.tools) + _num_chars(self.variables)
+        return sum(_num_chars(written) for written in (self.messages, self.tools, self.variables, self.documents))
 
 
 def rendered(template: ChatTemplate, prompt: ChatPrompt) -> str:
@@ -54,11 +58,17 @@ def rendered(template: ChatTemplate, prompt: ChatPrompt) -> str:
     Raises InvalidRequest naming what the model's template has no place for: `reasoning_effort`, `verbosity`, or
     messages that it refuses.
     """
-    variables = {**prompt.variables, **_effort(template, prompt), **_verbosity(template, prompt)}
-    if template.knows_tools or not template.available:
-        return template.render(prompt.messages, tools=list(prompt.tools) or None, variables=variables)
-    messages = [_without_tools(message) for message in prompt.messages]
-    return template.render(_instructed(messages, prompt.tools), variables=variables)
+    messages, tools = prompt.messages, list(prompt.tools)
+    if template.available and not template.knows_tools:
+        messages, tools = _instructed([_without_tools(message) for message in messages], tools), []
+    return template.render(
+        messages,
+        add_generation_prompt=prompt.add_generation_prompt,
+        continue_final_message=prompt.continue_final_message,
+        tools=tools or None,
+        documents=prompt.documents,
+        variables={**prompt.variables, **_effort(template, prompt), **_verbosity(template, prompt)},
+    )
 
 
 def _effort(template: ChatTemplate, prompt: ChatPrompt) -> dict[str, JsonValue]:
@@ -277,7 +287,7 @@ class PromptTokenizer:
         text = rendered(self._chat_template, prompt)
         self._check_len("messages", len(text), context_len)  # a template may repeat what it was given
         # The template writes the special tokens itself.
-        token_ids = tuple(self.tokenizer.encode(text, add_special_tokens=False))
+        token_ids = tuple(self.tokenizer.encode(text, prompt.add_special_tokens))
         if not token_ids:
             raise InvalidRequest("messages render to an empty prompt", field="messages")
         return token_ids

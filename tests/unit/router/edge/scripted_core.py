@@ -24,8 +24,10 @@ from shared.structure.compiler import StructureCompiler
 MODEL = "acme/tiny"
 BOS, EOS = "<|bos|>", "<|eos|>"
 TEMPLATE = (
-    "{{ bos_token }}{% for m in messages %}{% if m.role == 'wizard' %}{{ raise_exception('no wizards') }}"
-    "{% endif %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
+    "{{ bos_token }}{% for d in documents or [] %}<document>{{ d.text }}{% endfor %}"
+    "{% for m in messages %}{% if m.role == 'wizard' %}{{ raise_exception('no wizards') }}"
+    "{% endif %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
 
 Step = TokenDelta | Exception | asyncio.Event

@@ -53,11 +53,18 @@ def test_what_no_template_reads_is_refused_by_name() -> None:
         ("reasoning_effort", ChatPrompt([USER], reasoning_effort="high")),
         ("verbosity", ChatPrompt([USER], verbosity="low")),
         ("chat_template_kwargs", ChatPrompt([USER], variables={"messages": []})),
+        ("documents", ChatPrompt([USER], documents=[{"text": "a"}])),
     ):
         with pytest.raises(InvalidRequest) as caught:
-            rendered(template(), prompt)
+            rendered(template("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"), prompt)
         assert caught.value.field == field
     assert rendered(template(), ChatPrompt([USER], verbosity="medium")) == "<user>hi<assistant>"
+
+
+def test_a_message_is_continued_also_where_tools_are_written_for_the_template() -> None:
+    prompt = ChatPrompt([USER, {"role": "assistant", "content": "Well, "}], tools=[TOOL], continue_final_message=True)
+    assert rendered(template(), prompt).endswith("<user>hi<assistant>Well, ")
+    assert rendered(template(), ChatPrompt([USER], add_generation_prompt=False)) == "<user>hi"
 
 
 @pytest.mark.parametrize(

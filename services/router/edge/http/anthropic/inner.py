@@ -29,9 +29,12 @@ def chat_request(request: CountRequest) -> ChatRequest:
         messages.append({"role": "system", "content": _text(request.system, "system")})
     for i, message in enumerate(request.messages):
         messages += _messages(message, f"messages[{i}].content")
+    last = messages[-1]
     fields: dict[str, Any] = {
         "model": request.model,
         "messages": messages,
+        # What the client says for the assistant is the beginning of its answer.
+        "continue_final_message": last["role"] == "assistant" and not last.get("tool_calls"),
         "tools": [_tool(tool, i) for i, tool in enumerate(request.tools or ())],
     }
     choice = request.tool_choice

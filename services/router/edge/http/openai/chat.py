@@ -28,7 +28,7 @@ from services.router.edge.http.errors import OpenAIErrors
 from services.router.edge.http.openai.forced_calls import call_or_answer, forced_structure
 from services.router.edge.http.openai.logprobs import chat_logprobs, prompt_logprobs
 from services.router.edge.http.openai.schemas import ChatRequest, parse_chat, tool_use
-from services.router.edge.input_processor import ChatPrompt, PromptOptions
+from services.router.edge.input_processor import PromptOptions
 from services.router.edge.output_stream import OutputDelta, OutputFinish
 from services.router.edge.text.generation_defaults import NO_DEFAULTS, GenerationDefaults
 from services.router.views.timings import tandem_member
@@ -41,8 +41,8 @@ class ChatDialect(Protocol):
 
     model_name: str
 
-    def logprobs(self, delta: OutputDelta) -> list[object]:
-        """`logprobs.content` of a delta."""
+    def logprobs(self, delta: OutputDelta, as_ids: bool | None = None) -> list[object]:
+        """`logprobs.content` of a delta; `as_ids` names tokens by their ids."""
         ...
 
     def prompt_logprobs(self, request: Request, delta: OutputDelta) -> list[dict[str, object] | None]:
@@ -122,7 +122,7 @@ class ChatStream:
         choice: dict[str, object] = {
             "index": index,
             "delta": part,
-            "logprobs": {"content": self._dialect.logprobs(delta), "refusal": None} if self._request.logprobs else None,
+            "logprobs": {"content": self._logprobs(delta), "refusal": None} if self._request.logprobs else None,
             **_end(delta.finish, self._answers[index]),
         }
         if self._request.return_token_ids:
@@ -131,6 +131,9 @@ class ChatStream:
             return self._envelope.chunk(choice, suffix)
         self._totals.add(index, delta.finish)
         return self._envelope.chunk(choice, suffix, tandem_member(delta.finish.record))
+
+    def _logprobs(self, delta: OutputDelta) -> list[object]:
+        return self._dialect.logprobs(delta, self._request.return_tokens_as_token_ids)
 
     def _opening(self, index: int) -> bytes:
         suffix = self._suffixes.next(index)
@@ -175,7 +178,7 @@ class ChatBody:
         if delta.prompt_logprobs and not self._prompt_logprobs:
             self._prompt_logprobs = self._dialect.prompt_logprobs(self._plan[index], delta)
         if self._request.logprobs:
-            self._logprobs[index] += self._dialect.logprobs(delta)
+            self._logprobs[index] += self._dialect.logprobs(delta, self._request.return_tokens_as_token_ids)
         if delta.finish is not None:
             self._totals.add(index, delta.finish)
             self._ends[index] = _end(delta.finish, self._answers[index])
@@ -287,10 +290,8 @@ class Chat:
         elif use is not None and sampling.structured_output is not None:
             structure = call_or_answer(tools, use, sampling.structured_output, self._formats.calls, self._tokenizer)
             sampling = replace(sampling, structured_output=structure)
-        prompt = ChatPrompt(
-            [message.for_template(f"messages[{i}]") for i, message in enumerate(request.messages)],
-            tools=[tool.for_template() for tool in seen] if use is not None else [],
-            variables=request.chat_template_kwargs or {},
+        prompt = replace(
+            request.chat_prompt(request.messages, [tool.for_template() for tool in seen] if use is not None else []),
             reasoning_effort=request.reasoning_effort,
             verbosity=request.verbosity,
         )
@@ -323,9 +324,9 @@ class Chat:
         """`prompt_logprobs` of an answer's first delta."""
         return prompt_logprobs(self._tokenizer, request.prompt_token_ids, delta.prompt_logprobs)
 
-    def logprobs(self, delta: OutputDelta) -> list[object]:
-        """`logprobs.content` of a delta."""
-        return chat_logprobs(self._tokenizer, delta.token_ids, delta.logprobs)
+    def logprobs(self, delta: OutputDelta, as_ids: bool | None = None) -> list[object]:
+        """`logprobs.content` of a delta; `as_ids` names tokens by their ids."""
+        return chat_logprobs(self._tokenizer, delta.token_ids, delta.logprobs, as_ids)
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,7 @@ class CompletionRequest(CommonRequest):
     prompt: str | TokenIdList | StringList | TokenIdLists
     logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
     echo: bool | None = None
+    add_special_tokens: bool | None = None
 
     @property
     def asks_of_prompt(self) -> bool:
@@ -128,7 +129,8 @@ class Completions:
         """One builder a choice; empty where none were asked for."""
         if request.logprobs is None:
             return []
-        return [CompletionLogprobs(self._tokenizer, choice.resumed_token_ids) for choice in plan]
+        as_ids = request.return_tokens_as_token_ids
+        return [CompletionLogprobs(self._tokenizer, choice.resumed_token_ids, as_ids) for choice in plan]
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,8 +291,9 @@ def _described(
 def _prompts(request: CompletionRequest) -> list[Prompt]:
     """The prompts of the four shapes that OpenAI allows."""
     prompt = request.prompt
+    with_special = request.add_special_tokens is not False
     if isinstance(prompt, str):
-        return [TextPrompt(prompt)]
+        return [TextPrompt(prompt, with_special)]
     if not prompt:
         raise InvalidRequest("prompt must not be empty", field="prompt", limit="at least 1")
     prompts: list[Prompt] = []
@@ -299,7 +302,7 @@ def _prompts(request: CompletionRequest) -> list[Prompt]:
         if isinstance(item, int):
             token_ids.append(item)
         elif isinstance(item, str):
-            prompts.append(TextPrompt(item))
+            prompts.append(TextPrompt(item, with_special))
         else:
             prompts.append(TokensPrompt(item))
     return prompts or [TokensPrompt(token_ids)]

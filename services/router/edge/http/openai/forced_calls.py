@@ -64,7 +64,7 @@ def call_or_answer(
     """Calls as the model writes them, or what matches `answer`, where the model decides. Raises InvalidRequest (the
     answer's field) where the two cannot be one grammar."""
     field = answer.source or answer.kind.value
-    if answer.kind in (StructureKind.REGEX, StructureKind.GRAMMAR):
+    if answer.kind in (StructureKind.REGEX, StructureKind.GRAMMAR, StructureKind.ALLOWED_TOKENS):
         raise InvalidRequest(
             f"{field} excludes tools: beside them an answer can match a JSON schema or a choice", field=field
         )

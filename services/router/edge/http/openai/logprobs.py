@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from services.router.dispatch.request import TokenLogprobs
 from shared.model.text.tokenizer import Tokenizer
@@ -11,12 +11,22 @@ _FLOOR = -9999.0
 """JSON has no infinity; OpenAI's value for a token that cannot be."""
 
 
+Spelling = Callable[[int], str]
+"""How a token is named."""
+
+
+def spelling(tokenizer: Tokenizer, as_ids: bool | None) -> Spelling:
+    """By their texts, or as vLLM's `return_tokens_as_token_ids` has it."""
+    return "token_id:{}".format if as_ids else tokenizer.token_text
+
+
 class CompletionLogprobs:
     """`logprobs` of one completion choice, in parts; offsets are characters from the start of its text."""
 
-    def __init__(self, tokenizer: Tokenizer, before: Sequence[int] = ()) -> None:
-        """`before`: tokens of the choice that came on an earlier call."""
+    def __init__(self, tokenizer: Tokenizer, before: Sequence[int] = (), as_ids: bool | None = None) -> None:
+        """`before`: tokens of the choice that came on an earlier call; `as_ids`: see `spelling`."""
         self._tokenizer = tokenizer
+        self._named = spelling(tokenizer, as_ids)
         self.has_begun = False
         """Some tokens were described."""
         self._offset = sum(len(tokenizer.token_text(token_id)) for token_id in before)
@@ -31,28 +41,28 @@ class CompletionLogprobs:
             "top_logprobs": [],
         }
         for token_id, entry in zip(token_ids, logprobs, strict=True):
-            token = self._tokenizer.token_text(token_id)
+            token = self._named(token_id)
             chosen = max(entry.logprob, _FLOOR)
             # Two ids may share a text: the likelier one, listed first, keeps its value.
             top: dict[str, float] = {}
             for t, value in entry.top:
-                top.setdefault(self._tokenizer.token_text(t), max(value, _FLOOR))
+                top.setdefault(self._named(t), max(value, _FLOOR))
             top[token] = chosen
             part["text_offset"].append(self._offset)
             part["token_logprobs"].append(chosen)
             part["tokens"].append(token)
             part["top_logprobs"].append(top)
-            self._offset += len(token)
+            self._offset += len(self._tokenizer.token_text(token_id))
         return part
 
     def prompt(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> dict[str, list[object]]:
         """The lists for an echoed prompt: nothing comes before its first token, which has none."""
-        token, offset = self._tokenizer.token_text(token_ids[0]), self._offset
-        self._offset += len(token)
+        offset = self._offset
+        self._offset += len(self._tokenizer.token_text(token_ids[0]))
         part = self.part(token_ids[1:], logprobs)
         part["text_offset"].insert(0, offset)
         part["token_logprobs"].insert(0, None)
-        part["tokens"].insert(0, token)
+        part["tokens"].insert(0, self._named(token_ids[0]))
         part["top_logprobs"].insert(0, None)
         return part
 
@@ -78,19 +88,22 @@ def prompt_logprobs(
     return found
 
 
-def chat_logprobs(tokenizer: Tokenizer, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> list[object]:
-    """`logprobs.content` for some tokens."""
+def chat_logprobs(
+    tokenizer: Tokenizer, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs], as_ids: bool | None = None
+) -> list[object]:
+    """`logprobs.content` for some tokens; `as_ids`: see `spelling`."""
+    named = spelling(tokenizer, as_ids)
     return [
         {
-            **_chat_entry(tokenizer, token_id, entry.logprob),
-            "top_logprobs": [_chat_entry(tokenizer, t, value) for t, value in entry.top],
+            **_chat_entry(tokenizer, named, token_id, entry.logprob),
+            "top_logprobs": [_chat_entry(tokenizer, named, t, value) for t, value in entry.top],
         }
         for token_id, entry in zip(token_ids, logprobs, strict=True)
     ]
 
 
-def _chat_entry(tokenizer: Tokenizer, token_id: int, logprob: float) -> dict[str, object]:
+def _chat_entry(tokenizer: Tokenizer, named: Spelling, token_id: int, logprob: float) -> dict[str, object]:
     """A token that is only a part of a character has no bytes here: OpenAI allows null."""
-    token = tokenizer.token_text(token_id)
-    spelled = None if "\ufffd" in token else list(token.encode())
-    return {"token": token, "logprob": max(logprob, _FLOOR), "bytes": spelled}
+    text = tokenizer.token_text(token_id)
+    spelled = None if "\ufffd" in text else list(text.encode())
+    return {"token": named(token_id), "logprob": max(logprob, _FLOOR), "bytes": spelled}

@@ -4,7 +4,7 @@ generations of vLLM's."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal, cast
 
@@ -102,11 +102,22 @@ class StructureFields(BaseModel):
     guided_choice: Choices | None = None
     guided_grammar: str | None = None
     guided_whitespace_pattern: str | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    json_schema: Schema | None = None
+    """SGLang's names of guided_regex, guided_grammar and guided_json."""
+    allowed_token_ids: TokenIdList | None = None
 
     def structured_output(self) -> StructuredOutput | None:
         """What the answer must match; None for free text. Raises InvalidRequest naming the field, also where two fields
         ask for something."""
-        found = [*self._of_response_format(), *self._of_structured_outputs(), *self._guided()]
+        found = [
+            *self._of_response_format(),
+            *self._of_structured_outputs(),
+            *self._guided(),
+            *self._under_other_names(),
+            *_allowed_tokens(self.allowed_token_ids),
+        ]
         if len(found) > 1:
             first, second = found[0].source, found[1].source
             raise InvalidRequest(f"{second} excludes {first}: an answer can match one of them", field=second)
@@ -158,6 +169,14 @@ class StructureFields(BaseModel):
             options = _Options(guidance={"whitespace_pattern": pattern} if pattern is not None else {})
             yield _schema(self.guided_json, "guided_json", options)
 
+    def _under_other_names(self) -> Iterator[StructuredOutput]:
+        if self.regex is not None:
+            yield StructuredOutput(StructureKind.REGEX, self.regex, source="regex")
+        if self.ebnf is not None:
+            yield StructuredOutput(StructureKind.GRAMMAR, self.ebnf, source="ebnf")
+        if self.json_schema is not None:
+            yield _schema(self.json_schema, "json_schema")
+
 
 @dataclass(frozen=True, slots=True)
 class _Options:
@@ -197,6 +216,23 @@ def _texts(prefix: str, regex: str | None, choice: list[str] | None, grammar: st
         yield StructuredOutput(StructureKind.CHOICE, choices=tuple(choice), source=f"{prefix}choice")
     if grammar is not None:
         yield StructuredOutput(StructureKind.GRAMMAR, grammar, source=f"{prefix}grammar")
+
+
+def _allowed_tokens(token_ids: Sequence[int] | None) -> Iterator[StructuredOutput]:
+    """Raises InvalidRequest (`allowed_token_ids`) where no token is allowed."""
+    field = "allowed_token_ids"
+    if token_ids is None:
+        return
+    if not token_ids or min(token_ids) < 0:
+        raise InvalidRequest(f"{field} must have at least one id, none of them negative", field=field, limit=0)
+    ranges: list[list[int]] = []
+    for token_id in sorted(set(token_ids)):
+        if ranges and token_id == ranges[-1][1] + 1:
+            ranges[-1][1] = token_id
+        else:
+            ranges.append([token_id, token_id])
+    text = ",".join(str(begin) if begin == last else f"{begin}-{last}" for begin, last in ranges)
+    yield StructuredOutput(StructureKind.ALLOWED_TOKENS, text, source=field)
 
 
 def _schema(given: Schema, field: str, options: _Options | None = None) -> StructuredOutput:

@@ -14,10 +14,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from services.router.dispatch.request import FinishReason, Resume, TextOptions
 from services.router.edge.answer.tool_use import ToolUse
 from services.router.edge.http.bodies import STRICT, TokenIdList, explained, parse_body
+from services.router.edge.http.openai.chat_messages import Message, TemplateFields
 from services.router.edge.http.openai.sampling_fields import MAX_N, SamplingFields
 from services.router.edge.http.openai.unsupported import (
     CHAT_FIELDS,
-    MESSAGE_FIELDS,
     STREAM_OPTION_FIELDS,
     refuse_extra,
     refuse_unsupported,
@@ -30,107 +30,6 @@ from shared.model.text.chat_template import JsonValue
 MAX_METADATA = 16
 MAX_TOOLS = 512
 MAX_TOOL_NAME_LEN = 128
-
-_OTHER_PARTS = {
-    "image_url": "images",
-    "input_image": "images",
-    "image": "images",
-    "input_audio": "audio",
-    "audio_url": "audio",
-    "video_url": "video",
-    "file": "files",
-    "input_file": "files",
-    "document": "documents",
-}
-
-
-class ContentPart(BaseModel):
-    """One part of a message's content. Text is served, and a refusal, which is text; images, audio, video and files
-    are refused."""
-
-    model_config = STRICT
-
-    type: str
-    text: str | None = None
-    refusal: str | None = None
-
-    def spoken(self, place: str) -> str:
-        """Its text; raises InvalidRequest (`messages`) for a part that has none."""
-        if self.type in ("text", "input_text", "output_text"):
-            if self.text is None:
-                raise InvalidRequest(f"{place}.text is missing", field="messages")
-            return self.text
-        if self.type == "refusal" and self.refusal is not None:
-            return self.refusal
-        kind = _OTHER_PARTS.get(self.type)
-        what = f"{kind} are" if kind and kind.endswith("s") else f"{kind} is" if kind else "such a part is"
-        raise InvalidRequest(
-            f"{place}.type {brief(self.type, 40)!r}: {what} not served here, text parts alone are", field="messages"
-        )
-
-
-class FunctionCall(BaseModel):
-    """What an assistant called."""
-
-    model_config = STRICT
-
-    name: str = Field(min_length=1)
-    arguments: str = ""
-
-
-class ToolCall(BaseModel):
-    """A call in an assistant's message."""
-
-    model_config = STRICT
-
-    id: str | None = None
-    type: Literal["function"] = "function"
-    function: FunctionCall
-    index: int | None = None
-
-    def for_template(self) -> dict[str, JsonValue]:
-        """The form that chat templates read."""
-        function: dict[str, JsonValue] = {"name": self.function.name, "arguments": self.function.arguments or "{}"}
-        return {"id": self.id or "", "type": "function", "function": function}
-
-
-class Message(BaseModel):
-    """One chat message."""
-
-    model_config = STRICT
-
-    role: str = Field(min_length=1)
-    content: str | Annotated[list[ContentPart], Field(fail_fast=True)] | None = None
-    name: str | None = None
-    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
-    tool_call_id: str | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
-    refusal: str | None = None
-
-    def for_template(self, place: str) -> dict[str, JsonValue]:
-        """What the chat template sees; text parts stand on lines of their own. `place`: `messages[0]`. Raises
-        InvalidRequest (`messages`)."""
-        refuse_unsupported(self.model_extra, MESSAGE_FIELDS, f"{place}.")
-        text: str | None
-        if isinstance(self.content, list):
-            text = "\n".join(part.spoken(f"{place}.content[{i}]") for i, part in enumerate(self.content))
-        else:
-            text = self.content
-        if text is None and self.refusal is not None:
-            text = self.refusal
-        if text is None and self.role != "assistant":
-            raise InvalidRequest(f"{place}.content is missing: only an assistant's may be null", field="messages")
-        message: dict[str, JsonValue] = {"role": self.role, "content": text, "name": self.name}
-        if self.tool_calls is not None:
-            if self.role != "assistant":
-                raise InvalidRequest(f"{place}.tool_calls: only an assistant's message has them", field="messages")
-            message["tool_calls"] = [call.for_template() for call in self.tool_calls] or None
-        if self.role == "tool" and self.tool_call_id is None:
-            raise InvalidRequest(f"{place}.tool_call_id is missing: it says which call was answered", field="messages")
-        message["tool_call_id"] = self.tool_call_id
-        message["reasoning_content"] = self.reasoning_content or self.reasoning
-        return {name: value for name, value in message.items() if value is not None or name == "content"}
 
 
 class FunctionTool(BaseModel):
@@ -282,6 +181,8 @@ class CommonRequest(SamplingFields):
     n: int | None = Field(default=None, ge=1, le=MAX_N)
     max_tokens: int | None = None
     return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    """Whether log-probabilities name tokens `token_id:7`, not by their texts, which several may share."""
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
     truncate_prompt_tokens: int | None = Field(default=None, ge=-1)
@@ -352,7 +253,7 @@ class CommonRequest(SamplingFields):
         return TextOptions(self.skip_special_tokens is not False, bool(self.include_stop_str_in_output))
 
 
-class ChatRequest(CommonRequest):
+class ChatRequest(CommonRequest, TemplateFields):
     """Body of `POST /v1/chat/completions`."""
 
     messages: Annotated[list[Message], Field(fail_fast=True, min_length=1)]
@@ -362,7 +263,6 @@ class ChatRequest(CommonRequest):
     tools: Annotated[list[Tool], Field(fail_fast=True)] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     include_reasoning: bool | None = None
     verbosity: Literal["low", "medium", "high"] | None = None

@@ -16,10 +16,8 @@ from pydantic import BaseModel
 from shared.errors import InvalidRequest
 
 _COMMON: Mapping[str, tuple[object, ...]] = {
-    "allowed_token_ids": ([],),
     "kv_transfer_params": (),
     "logits_processors": ([],),
-    "return_tokens_as_token_ids": (False,),
     "spaces_between_special_tokens": (True,),
     "structural_tag": (),
     "vllm_xargs": ({},),
@@ -27,19 +25,14 @@ _COMMON: Mapping[str, tuple[object, ...]] = {
 
 COMPLETION_FIELDS: Mapping[str, tuple[object, ...]] = {
     **_COMMON,
-    "add_special_tokens": (True,),
     "prompt_embeds": (),
     "suffix": ("",),
 }
 
 CHAT_FIELDS: Mapping[str, tuple[object, ...]] = {
     **_COMMON,
-    "add_generation_prompt": (True,),
-    "add_special_tokens": (False,),
     "audio": (),
     "chat_template": (),
-    "continue_final_message": (False,),
-    "documents": ([],),
     "echo": (False,),
     "function_call": ("none", "auto"),
     "functions": ([],),

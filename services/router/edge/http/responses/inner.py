@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from services.router.edge.http.openai.schemas import ChatRequest, ContentPart, chat_of
+from services.router.edge.http.openai.chat_messages import ContentPart
+from services.router.edge.http.openai.schemas import ChatRequest, chat_of
 from services.router.edge.http.responses.mcp.servers import ServerTool
 from services.router.edge.http.responses.schemas import (
     AllowedTools,

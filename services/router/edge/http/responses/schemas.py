@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from services.router.edge.http.bodies import STRICT, parse_body
-from services.router.edge.http.openai.schemas import MAX_METADATA, ContentPart, Retention
+from services.router.edge.http.openai.chat_messages import ContentPart
+from services.router.edge.http.openai.schemas import MAX_METADATA, Retention
 from services.router.edge.http.openai.unsupported import refuse_extra, refuse_unsupported
 from shared.engine.sampling_params import MAX_LOGPROBS
 from shared.errors import InvalidRequest

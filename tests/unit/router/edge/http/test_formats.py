@@ -199,6 +199,17 @@ def test_chat_logprobs_have_bytes_except_for_parts_of_characters(tokenizer: Toke
     }
 
 
+def test_tokens_may_be_named_by_their_ids_which_no_two_share(tokenizer: Tokenizer) -> None:
+    a, half = tokenizer.encode("aé", add_special_tokens=False)[:2]
+    entry = TokenLogprobs(-0.1, ((a, -0.1), (half, -2.0)))
+    part = CompletionLogprobs(tokenizer, as_ids=True).part((a, a), (entry, entry))
+    assert (part["tokens"], part["text_offset"]) == ([f"token_id:{a}"] * 2, [0, 1])
+    assert part["top_logprobs"][0] == {f"token_id:{a}": -0.1, f"token_id:{half}": -2.0}
+    (found,) = chat_logprobs(tokenizer, (a,), (entry,), as_ids=True)
+    assert (found["token"], found["bytes"]) == (f"token_id:{a}", [97])
+    assert found["top_logprobs"][1] == {"token": f"token_id:{half}", "logprob": -2.0, "bytes": None}
+
+
 @pytest.mark.parametrize("logprob", [-math.inf, -1e30])
 def test_an_impossible_token_is_a_number_json_knows(tokenizer: Tokenizer, logprob: float) -> None:
     entry = TokenLogprobs(logprob, ((5, logprob),))

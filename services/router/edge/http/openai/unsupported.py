@@ -1,4 +1,5 @@
-"""Fields of OpenAI's and vLLM's APIs that are known and not supported: refused by name, never dropped.
+"""Fields of OpenAI's, vLLM's, SGLang's and llama.cpp's APIs that are known and not supported: refused by name, never
+dropped.
 
 A value that asks for nothing beyond our behaviour (null, or one listed here) passes. Fields that appear
 nowhere in these APIs are ignored, as OpenAI-compatible servers do, unless they look like one that is misspelt; so are
@@ -16,11 +17,22 @@ from pydantic import BaseModel
 from shared.errors import InvalidRequest
 
 _COMMON: Mapping[str, tuple[object, ...]] = {
+    "custom_logit_processor": (),
+    "dry_multiplier": (0, 0.0),
+    "grammar": ("",),
     "kv_transfer_params": (),
     "logits_processors": ([],),
+    "lora_path": (),
+    "mirostat": (0,),
+    "n_predict": (-1,),
+    "no_stop_trim": (False,),
+    "return_hidden_states": (False,),
     "spaces_between_special_tokens": (True,),
+    "stop_regex": (),
     "structural_tag": (),
+    "typical_p": (1, 1.0),
     "vllm_xargs": ({},),
+    "xtc_probability": (0, 0.0),
 }
 
 COMPLETION_FIELDS: Mapping[str, tuple[object, ...]] = {
@@ -40,6 +52,8 @@ CHAT_FIELDS: Mapping[str, tuple[object, ...]] = {
     "modalities": (["text"],),
     "moderation": (),
     "prediction": (),
+    "separate_reasoning": (True,),
+    "stream_reasoning": (True,),
     "web_search_options": (),
 }
 

@@ -80,6 +80,7 @@ class Demand:
         self._at_s = -math.inf
         self._begin_s = math.inf
         self._count = self._tokens = self._pairs = self._context = 0.0
+        self._prompt: Work | None = None
         self.num_arrived = 0
         self._lengths = Lengths()
         self._newest: deque[tuple[Work, int]] = deque(maxlen=NEWEST)
@@ -89,6 +90,7 @@ class Demand:
         self._decay(now_s)
         self._begin_s = min(self._begin_s, now_s)
         self.num_arrived += 1
+        self._prompt = None
         self._count += 1
         self._tokens += own.tokens
         self._pairs += own.pairs
@@ -135,8 +137,10 @@ class Demand:
     @property
     def prompt(self) -> Work:
         """What a request has to compute in the mean."""
-        count = max(self._count, 1e-9)
-        return Work(max(1, round(self._tokens / count)), self._pairs / count)
+        if self._prompt is None:  # it does not change as the counts fade
+            count = max(self._count, 1e-9)
+            self._prompt = Work(max(1, round(self._tokens / count)), self._pairs / count)
+        return self._prompt
 
     @property
     def output_len(self) -> float:

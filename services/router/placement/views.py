@@ -325,6 +325,8 @@ class PlacementRequest:
     """Its prompt is computed by prefill workers alone."""
     num_blocks: int = field(init=False)
     """For the current tokens and one more."""
+    _whole: Work | None = field(init=False, default=None, repr=False, compare=False)
+    """Its work where no token is cached, once it was asked for: most workers have none."""
 
     def __post_init__(self) -> None:
         """Counts the blocks, once for all workers."""
@@ -357,5 +359,9 @@ class PlacementRequest:
 
     def work(self, name: str) -> Work:
         """The work that the worker would have to compute."""
+        if name not in self.hits.local:
+            if self._whole is None:
+                self._whole = Work.of(max(1, self.num_tokens), 0)
+            return self._whole
         num_uncached = self.num_uncached_tokens(name)
         return Work.of(num_uncached, self.num_tokens - num_uncached)

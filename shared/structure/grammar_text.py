@@ -6,6 +6,7 @@ import json
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
+from shared.errors import brief
 from shared.structure.short_numbers import any_object, with_short_numbers
 from shared.structure.structured_output import ReasoningPart, StructuredOutput, StructureKind
 
@@ -32,7 +33,7 @@ def grammar_text(structure: StructuredOutput, vocabulary: LLTokenizer, end_token
     no schema or grammar.
 
     `end_tokens`: ids that end an answer."""
-    answer = _answer(structure, end_tokens)
+    answer = _answer(structure, vocabulary, end_tokens)
     return answer if structure.reasoning is None else _behind(structure.reasoning, answer, vocabulary)
 
 
@@ -72,7 +73,7 @@ def _behind(reasoning: ReasoningPart, answer: str, vocabulary: LLTokenizer) -> s
     return json.dumps({"grammars": [{"lark_grammar": lark}, {**grammar, "name": _ANSWER}]}, ensure_ascii=False)
 
 
-def _answer(structure: StructuredOutput, end_tokens: Collection[int]) -> str:
+def _answer(structure: StructuredOutput, vocabulary: LLTokenizer, end_tokens: Collection[int]) -> str:
     from llguidance import LLMatcher
 
     match structure.kind:
@@ -86,8 +87,47 @@ def _answer(structure: StructuredOutput, end_tokens: Collection[int]) -> str:
             return LLMatcher.grammar_from_regex("|".join(map(_literal, structure.choices)))
         case StructureKind.GRAMMAR:
             return LLMatcher.grammar_from_lark(_lark(structure.text))
+        case StructureKind.STRUCTURAL_TAG:
+            return LLMatcher.grammar_from_lark(_tags(structure.text, vocabulary))
         case StructureKind.ALLOWED_TOKENS:
             return LLMatcher.grammar_from_lark(_tokens_alone(structure.text, end_tokens))
+
+
+def _tags(text: str, vocabulary: LLTokenizer) -> str:
+    """Text up to the first trigger, what has to follow it, and so on."""
+    structures, triggers = _structures_of(text)
+    rules = []
+    for number, (begin, schema, end) in enumerate(structures):
+        trigger = max((trigger for trigger in triggers if begin.startswith(trigger)), key=len, default="")
+        if not trigger:
+            raise ValueError(f"no trigger begins the structure {brief(begin, 40)!r}")
+        written = mark_text(trigger, vocabulary)
+        if written.startswith("<"):
+            rules.append(f"trigger_{number}: ANY {written}")
+        else:
+            rules.append(f"trigger_{number}[lazy]: ANY {written}")
+        around = [mark_text(mark, vocabulary) if mark else "" for mark in (begin.removeprefix(trigger), end)]
+        inner = json.dumps(json_schema(schema), ensure_ascii=False)
+        rules.append(f"tag_{number}: trigger_{number} {around[0]} %json {inner} {around[1]}")
+    tags = " | ".join(f"tag_{number}" for number in range(len(structures)))
+    return "\n".join([f"start: ({tags})* rest", "rest: ANY", "ANY: /(.|\\n)*/", *rules])
+
+
+def _structures_of(text: str) -> tuple[list[tuple[str, dict[str, Any], str]], list[str]]:
+    """(begin, schema, end) of each structure, and the triggers."""
+    try:
+        value = json.loads(text)
+        found = [(tag["begin"], tag.get("schema") or {}, tag.get("end") or "") for tag in value["structures"]]
+        triggers = list(value["triggers"])
+        texts = [*triggers, *(mark for begin, _, end in found for mark in (begin, end))]
+        is_valid = bool(found) and all(isinstance(text, str) for text in texts) and all(triggers)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    except (KeyError, TypeError, AttributeError):
+        is_valid = False
+    if not is_valid or not all(isinstance(schema, dict) for _, schema, _ in found):
+        raise ValueError("it must hold structures, each with begin, schema and end, and triggers")
+    return found, triggers
 
 
 def _tokens_alone(ranges: str, end_tokens: Collection[int]) -> str:

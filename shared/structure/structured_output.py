@@ -32,6 +32,9 @@ class StructureKind(Enum):
     """One of `choices`."""
     GRAMMAR = "grammar"
     """Text of a context-free grammar; `text` is llguidance's dialect of Lark, or GBNF (rules with `::=`)."""
+    STRUCTURAL_TAG = "structural_tag"
+    """Free text in which parts follow schemas; `text` is a JSON object: `structures`, each with `begin`, `schema` and
+    `end`, and `triggers`, behind each of which one of the structures that begin with it has to follow."""
     ALLOWED_TOKENS = "allowed_tokens"
     """Any answer of these tokens alone; `text` are their ids and ranges of ids, `5,7-9`. It ends by itself only where
     one of the model's end tokens is among them."""

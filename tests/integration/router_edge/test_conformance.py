@@ -105,6 +105,7 @@ WORKS: dict[str, Any] = {
     "store": True,
     "stream": True,
     "stream_options": ({"include_usage": True}, {"stream": True}),
+    "structural_tag": {"structures": [{"begin": "<f>", "schema": SCHEMA, "end": "</f>"}], "triggers": ["<f>"]},
     "structured_outputs": {"regex": "a+"},
     "system": "Be brief.",
     "temperature": 0.5,

@@ -23,6 +23,16 @@ POINT = {
 }
 
 
+TAGS = {
+    "structures": [
+        {"begin": "<f=a>", "schema": POINT, "end": "</f>"},
+        {"begin": "<f=b>", "schema": {"type": "string"}, "end": ""},
+        {"begin": "<|user|>?", "schema": {"type": "boolean"}},  # the first part is one token of the vocabulary
+    ],
+    "triggers": ["<f=", "<|user|>"],
+}
+
+
 def schema(value: object) -> StructuredOutput:
     return StructuredOutput(StructureKind.JSON_SCHEMA, json.dumps(value))
 
@@ -87,6 +97,11 @@ def test_reasoning_does_not_end_the_answer(tokenizer, eos_token_ids):
 @pytest.mark.parametrize(
     ("structure", "good", "bad"),
     [
+        (
+            StructuredOutput(StructureKind.STRUCTURAL_TAG, json.dumps(TAGS)),
+            ["free <g text", '<f=a>{"x":1,"y":2}</f> and <f=b>"c"', "<|user|>?true", "{ </f>"],
+            ["<f=c>", '<f=a>{"y":1}</f>', '<f=a>{"x":1,"y":2}</g>', '<f=a>{"x":1,"y":2}', "<|user|>true"],
+        ),
         (
             StructuredOutput(StructureKind.JSON_OBJECT),
             ["{}", '{"a": [1, {"b": null}]}', '{\n"a":\t"ü"\n}', '{"a":-12.5,"b":[[{"c":true}]]}'],
@@ -180,6 +195,16 @@ def test_whole_answers_are_those_of_the_structure(compiler, tokenizer, structure
         (StructuredOutput(StructureKind.REGEX, "(?=a)b"), "look-around"),
         (StructuredOutput(StructureKind.REGEX, "\ud800"), "surrogate"),
         (StructuredOutput(StructureKind.GRAMMAR, "start: missing"), "missing"),
+        (
+            StructuredOutput(StructureKind.STRUCTURAL_TAG, '{"structures": [1], "triggers": ["a"]}'),
+            "begin, schema and end",
+        ),
+        (
+            StructuredOutput(StructureKind.STRUCTURAL_TAG, json.dumps({**TAGS, "triggers": ["<f=b"]})),
+            "no trigger begins",
+        ),
+        (StructuredOutput(StructureKind.ALLOWED_TOKENS, "5-999999"), "too large"),
+        (StructuredOutput(StructureKind.ALLOWED_TOKENS, "9-5"), "invalid token range"),
         (StructuredOutput(StructureKind.GRAMMAR, "root ::= missing"), "missing"),
         (StructuredOutput(StructureKind.GRAMMAR, 'root ::= "open'), "end of input"),
     ],

@@ -12,8 +12,8 @@ from services.router.edge.answer.families import CallFormat
 from services.router.edge.answer.python_rules import UnsupportedSchemaError
 from services.router.edge.answer.reasoning import Channels
 from services.router.edge.answer.tool_use import ToolUse
-from services.router.edge.http.openai.sampling_fields import closed
 from services.router.edge.http.openai.schemas import Tool
+from services.router.edge.http.openai.structure_fields import closed
 from shared.errors import InvalidRequest
 from shared.model.text.tokenizer import Tokenizer
 from shared.structure.grammar_text import json_schema
@@ -21,6 +21,7 @@ from shared.structure.short_numbers import any_object
 from shared.structure.structured_output import ReasoningPart, StructuredOutput, StructureKind
 
 _BLANKS = "BLANKS: /[ \\n\\r\\t]{1,16}/\n"
+_BESIDE_CALLS = (StructureKind.JSON_OBJECT, StructureKind.JSON_SCHEMA, StructureKind.CHOICE)
 _ANYTHING: dict[str, Any] = {"type": "object"}
 _COMPACT = {"whitespace_flexible": False}
 """An option of llguidance. Whitespace in a call has no reader, and a weak model may produce it without end."""
@@ -64,7 +65,7 @@ def call_or_answer(
     """Calls as the model writes them, or what matches `answer`, where the model decides. Raises InvalidRequest (the
     answer's field) where the two cannot be one grammar."""
     field = answer.source or answer.kind.value
-    if answer.kind in (StructureKind.REGEX, StructureKind.GRAMMAR, StructureKind.ALLOWED_TOKENS):
+    if answer.kind not in _BESIDE_CALLS:
         raise InvalidRequest(
             f"{field} excludes tools: beside them an answer can match a JSON schema or a choice", field=field
         )

@@ -29,7 +29,6 @@ _COMMON: Mapping[str, tuple[object, ...]] = {
     "return_hidden_states": (False,),
     "spaces_between_special_tokens": (True,),
     "stop_regex": (),
-    "structural_tag": (),
     "typical_p": (1, 1.0),
     "vllm_xargs": ({},),
     "xtc_probability": (0, 0.0),

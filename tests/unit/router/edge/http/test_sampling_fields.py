@@ -16,7 +16,9 @@ from shared.structure.structured_output import StructuredOutput, StructureKind
 
 POINT = {"type": "object", "properties": {"y": {"type": "integer"}, "x": {"type": "integer"}}}
 CLOSED = {**POINT, "additionalProperties": False}
-SCHEMA = StructureKind.JSON_SCHEMA
+SCHEMA, TAGGED = StructureKind.JSON_SCHEMA, StructureKind.STRUCTURAL_TAG
+TAG = {"structures": [{"begin": "<f=a>", "schema": POINT, "end": "</f>"}], "triggers": ["<f="]}
+TAG_TEXT = json.dumps(TAG)
 
 
 def requests(**fields: object) -> list[CommonRequest]:
@@ -40,6 +42,8 @@ def requests(**fields: object) -> list[CommonRequest]:
         ({"regex": "a+"}, StructureKind.REGEX, "a+", "regex"),
         ({"ebnf": 'root ::= "a"'}, StructureKind.GRAMMAR, 'root ::= "a"', "ebnf"),
         ({"json_schema": json.dumps(POINT)}, SCHEMA, POINT, "json_schema"),
+        ({"structural_tag": json.dumps(TAG)}, TAGGED, TAG_TEXT, "structural_tag"),
+        ({"response_format": {"type": "structural_tag", **TAG}}, TAGGED, TAG_TEXT, "response_format"),
         ({"allowed_token_ids": [9, 5, 8, 7, 5]}, StructureKind.ALLOWED_TOKENS, "5,7-9", "allowed_token_ids"),
         ({"structured_outputs": {"json": POINT}}, SCHEMA, POINT, "structured_outputs.json"),
         ({"structured_outputs": {"json": json.dumps(POINT)}}, SCHEMA, POINT, "structured_outputs.json"),
@@ -128,6 +132,9 @@ def test_free_text(fields: dict) -> None:
     [
         ({"response_format": {"type": "xml"}}, "response_format"),
         ({"response_format": {"type": "structural_tag"}}, "response_format"),
+        ({"response_format": {"type": "structural_tag", "format": {}}}, "response_format.format"),
+        ({"structural_tag": {**TAG, "triggers": []}}, "structural_tag"),
+        ({"structural_tag": {**TAG, "structures": [{"begin": ""}]}}, "structural_tag"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
         ({"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}}, "response_format.json_schema"),
         ({"response_format": {"type": "text", "json_schema": {"schema": {}}}}, "response_format.json_schema"),

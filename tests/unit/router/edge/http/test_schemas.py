@@ -77,7 +77,7 @@ def test_a_wrong_message_is_refused_with_its_place(messages: object, place: str)
     ("field", "value"),
     [
         ("suffix", "x"),
-        ("structural_tag", "{}"),
+        ("lora_path", "a"),
         ("prompt_logprobs", 21),
         ("truncate_prompt_tokens", 0),
         ("truncate_prompt_tokens", -2),

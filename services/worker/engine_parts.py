@@ -95,7 +95,7 @@ def _no_guesses(settings: WorkerSettings, runner: StepRunner) -> str:
     """Why nothing is guessed on the device, or an empty string."""
     if settings.step_times is not None:
         return "it computes nothing"
-    if settings.is_on_gpu and isinstance(runner, Runner) and runner.layout.num_states:
+    if isinstance(runner, Runner) and not settings.may_guess(has_states=runner.layout.num_states > 0):
         return "guesses of models whose layers keep states are computed on CPUs"
     return ""
 

@@ -94,9 +94,8 @@ class PodWatch(Generic[T]):
 
     async def close(self) -> None:
         """Ends it; `view` stays as it is. Twice is fine."""
-        if self._task is not None:
-            task, self._task = self._task, None
-            await end_task(task)
+        task, self._task = self._task, None
+        await end_task(task)
 
     async def _run(self, on_change: Callable[[], None]) -> None:
         while True:

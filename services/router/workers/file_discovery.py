@@ -63,9 +63,8 @@ class FileDiscovery:
 
     async def close(self) -> None:
         """Ends the watch."""
-        if self._task is not None:
-            task, self._task = self._task, None
-            await end_task(task)
+        task, self._task = self._task, None
+        await end_task(task)
 
     async def _watch(self, on_change: Callable[[], None]) -> None:
         while True:

@@ -128,9 +128,7 @@ class BatchRunner:
             if batch.state.status not in ("validating", "in_progress"):
                 return  # it is being cancelled already, or all its lines are answered
             await asyncio.to_thread(batch.write, batch.state.at("cancelling", self._now()))
-        task = self._tasks.get(batch.state.id)
-        if task is not None:
-            await end_task(task)
+        await end_task(self._tasks.get(batch.state.id))
         if not batch.state.is_ended:
             self._begin(batch)
 

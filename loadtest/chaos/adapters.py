@@ -20,7 +20,7 @@ LATE = "late"
 
 
 def write_adapters(model: Path, folder: Path) -> None:
-    """All of them, each with answers of its own."""
+    """Writes all adapters of a trial, each with answers of its own."""
     config = load_config(model)
     for seed, name in enumerate((*NAMES, LATE), 1):
         write_random_adapter(folder / name, config, rank=4 * seed, seed=seed, strength=1.5)

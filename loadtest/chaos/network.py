@@ -133,7 +133,7 @@ class Network:
 
 
 def _batch(lines: Iterable[str], *options: str) -> None:
-    """All in one process, as close to at once as it gets."""
+    """Runs all lines in one process, so that they take effect at nearly the same time."""
     _run("ip", *options, "-batch", "-", text="".join(f"{line}\n" for line in lines))
 
 

@@ -117,7 +117,7 @@ def at_equal_age(lives: Sequence[Sequence[Sample]]) -> tuple[float, list[float]]
 
 
 def report(memory: Memory, spared: Collection[str]) -> str:
-    """Both as tables in Markdown."""
+    """The memory of spared and of killed parts, as tables in Markdown."""
     living = [
         (
             name,

@@ -105,7 +105,7 @@ class Outcome:
     longest_pause_s: float
     """Longest gap between tokens, or excess of a first token over its undisturbed time."""
     note: str = ""
-    """What else went differently; empty where nothing did."""
+    """Remark on an unusual course; empty = none."""
 
     @property
     def good(self) -> bool:

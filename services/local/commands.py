@@ -196,7 +196,7 @@ class TandemCommands:
         return ranks
 
     def _traces(self, service: str) -> dict[str, object]:
-        """Where its spans go; a router also samples."""
+        """Flags of a service's spans: where they go, and for a router the share of requests traced."""
         spec = self._spec
         traces: dict[str, object] = {"traces.endpoint": spec.traces_endpoint} if spec.traces_endpoint else {}
         sample = 1.0 if spec.traces_sample is None and traces else spec.traces_sample

@@ -66,7 +66,7 @@ class PlannerService:
 
     @property
     def endpoints(self) -> Mapping[str, str]:
-        """The same by name."""
+        """Addresses by name, for the launcher."""
         return {"metrics": self._server.address}
 
     @property

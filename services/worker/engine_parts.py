@@ -35,7 +35,7 @@ MAX_UNSENT_SHARE = 0.5
 """A prefill worker starts no prompt for a decode worker that has yet to take blocks of more than this share of the
 pool."""
 TIMED_ANSWER = " No model has computed this answer."
-"""What a timed device says, again and again."""
+"""The text that a timed device repeats as every answer."""
 
 GPU_LAST_CHUNK = 512
 """Tokens of a prompt's last chunk on a GPU: its blocks are waited for."""

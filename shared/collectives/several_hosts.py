@@ -36,12 +36,12 @@ _ALL = "all"
 
 @dataclass(frozen=True, slots=True)
 class MeetingPlace:
-    """What a rank needs to find the others."""
+    """The address and token by which a rank finds the others."""
 
     store: str
     """host:port."""
     token: str
-    """What its keys there begin with; no other incarnation's do."""
+    """Prefix of the group's keys in the store, drawn for each incarnation."""
     address: str
     """Address of the rank's own host, as the others reach it."""
 

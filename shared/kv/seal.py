@@ -123,5 +123,5 @@ class TagSeal:
 
 
 def forged_message() -> TransferFailed:
-    """What `open_message` raises."""
+    """The error that `open_message` raises."""
     return TransferFailed("a message of the hand-off is not from a worker of this fleet", field="tag")

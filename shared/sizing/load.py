@@ -143,7 +143,7 @@ class PoolFit:
     busy: float | None = None
     """Share of the time in which a worker computes prompts."""
     limits: list[str] = field(default_factory=list)
-    """What set the size."""
+    """The limits that set the pools' sizes, in words."""
 
     @property
     def gpus_each(self) -> int:

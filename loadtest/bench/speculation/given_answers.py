@@ -116,7 +116,7 @@ class GivenAnswers:
         """`clock`: in seconds."""
         self._runner = runner
         self.clock = clock
-        """Of `times`."""
+        """The clock of `times`, seconds."""
         self.answers: dict[str, Sequence[int]] = {} if answers is None else answers
         """By sequence id."""
         self.times: StepTimes | None = None

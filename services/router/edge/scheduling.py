@@ -35,7 +35,7 @@ RETENTIONS = {"in-memory": 0.0, "in_memory": 0.0, "5m": 300.0, "1h": 3600.0, "24
 
 @dataclass(frozen=True, slots=True)
 class SchedulingHints:
-    """All of them, parsed."""
+    """The scheduling headers of a call, parsed."""
 
     tenant: str = "default"
     priority: int = 0

@@ -64,7 +64,7 @@ class Served(NamedTuple):
     mix: Mix
     """What is left to be served."""
     room: float
-    """How many times that mix there is room for."""
+    """How many times the mix the workers have room for."""
 
 
 class SplitController:
@@ -84,7 +84,7 @@ class SplitController:
         self._tpot_s = tpot_target_s
         self._ttft_s = ttft_target_s
         self.headroom = Headroom(tpot_target_s, ttft_target_s, apart=apart)
-        """What splits are judged by."""
+        """The room of splits, by which they are compared."""
         self._next_s = -math.inf
         self._left: dict[str, float] = {}  # when workers stopped being among those that decode
         self.split = Split(frozenset(), math.inf)

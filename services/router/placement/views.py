@@ -74,7 +74,7 @@ class Tier(IntEnum):
     """Where a worker has an adapter; the nearer one counts."""
 
     FOLDER = 0
-    """It is to be read."""
+    """The adapter is to be read from its folder."""
     HOST = 1
     """A copy in the host's memory."""
     READY = 2
@@ -134,9 +134,9 @@ class WorkerView:
     num_context_tokens: int = 0
     """Tokens of those."""
     num_promised: int = 0
-    """Answers that do not run yet …"""
+    """Answers that do not run yet."""
     num_promised_tokens: int = 0
-    """… and their tokens."""
+    """Tokens of the answers that do not run yet."""
     times: StepTimes | None = None
     """What its steps take, as it has learnt; None before it has."""
     max_step_tokens: int = 0

@@ -53,7 +53,7 @@ class FileDiscovery:
 
     @property
     def failure(self) -> str:
-        """What is wrong with the file."""
+        """The fault of the file; empty = none."""
         return f"workers file {self._path}: {self._failure}" if self._failure else ""
 
     def start(self, on_change: Callable[[], None]) -> None:

@@ -165,7 +165,7 @@ class Runner:
         self.kv_blocks: Tensor = allocate_pool(layout, allocated, decoder.device) if pool is None else pool
         assert self.kv_blocks.shape == layout.shape(allocated)
         self.pool = PoolView.of(self.kv_blocks, layout)
-        """The same, as kernels take it."""
+        """`kv_blocks` as kernels take them."""
         self._announce = announce
         self._check: Callable[[], None] = _nothing if announce is None else announce.check
         self.arena = HostArena(layout, config.num_host_blocks, self.kv_blocks, link)

@@ -37,10 +37,9 @@ chunks."""
 MEAN_STEPS = 64
 """Steps over which the mean is taken by which answers earn."""
 LENGTH_QUANTILE = 0.25
-"""Quantile of the answers that became longer at which the rest of one is expected to end: if it ends sooner, it misses
-…"""
+"""Quantile of the longer answers at which a running answer is expected to end: it is late if it ends sooner."""
 FIRST_LENGTH = 24
-"""… and its tokens in all, before enough have ended."""
+"""Expected tokens of an answer, before enough answers have ended."""
 SPENT_SHARE = 0.5
 """Share of the least slack that one step may spend."""
 LEAST_SHARE = 0.5

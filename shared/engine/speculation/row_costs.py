@@ -60,11 +60,11 @@ class GuessedStep:
 
     num_sequences: int
     plain_s: float
-    """What it is predicted to take without guesses. Seconds."""
+    """Predicted time of the step without guesses, seconds."""
     limit_s: float
-    """What it may take. Seconds."""
+    """Longest time that the step may take, seconds."""
     factors: Sequence[float]
-    """What it takes with 0, 1, … rows more, over what it takes without."""
+    """Time of the step with 0, 1, … further rows, over its time without them."""
 
     def took_s(self, count: int, before_s: float) -> float:
         """Seconds with that many rows more, `before_s` being spent before."""

@@ -23,7 +23,7 @@ _IDLE_SHARE = 1 / 3
 _SHARE = 0.075
 """Share of one core that it takes meanwhile."""
 _LONGEST_SLEEP_S = 0.05
-"""However long the piece of work was."""
+"""Longest sleep behind a piece of work, seconds, however long that was."""
 _WINDOW_S = 0.01
 """The system counts the time of other threads some milliseconds late."""
 _STALE_S = 0.03

@@ -153,7 +153,7 @@ class Loras(Protocol):
         ...
 
     def of_kept(self) -> Loras:
-        """The same where only the wanted rows are computed any more."""
+        """The adapters of the rows that the last layer computes: the wanted ones."""
         ...
 
 

@@ -17,7 +17,7 @@ from shared.rpc.pb.tandem.v1 import types_pb2
 
 @dataclass(frozen=True, slots=True)
 class Announced:
-    """What its sender says of a block."""
+    """A sender's announcement of one block."""
 
     checksum: int
     tag: bytes = b""

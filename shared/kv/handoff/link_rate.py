@@ -31,7 +31,7 @@ class LinkRate:
         self._on_their_way += num_bytes
 
     def ended(self, num_bytes: int, now_s: float, *, taken: bool) -> None:
-        """They were taken, or not."""
+        """Blocks of `num_bytes` bytes have left the link: they were taken, or not."""
         self._on_their_way -= num_bytes
         if not taken:
             return

@@ -235,7 +235,7 @@ class TaggedRules:
 
     @property
     def text(self) -> str:
-        """All rules so far."""
+        """The text of all rules made until now."""
         return "".join(self._rules)
 
     def arguments(self) -> str:

@@ -59,7 +59,7 @@ class Batches:
         self._runner = runner
 
     def routes(self) -> list[Route]:
-        """All paths."""
+        """The routes of these endpoints."""
         file, batch = "/v1/files/{file_id}", "/v1/batches/{batch_id}"
         return [
             Route("/v1/files", self.upload, methods=["POST"]),

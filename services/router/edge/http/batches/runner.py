@@ -35,7 +35,7 @@ AGAIN = (429, 499, 503)
 
 @dataclass(frozen=True, slots=True)
 class Idleness:
-    """When a line may start."""
+    """Decides when a line of a batch may start."""
 
     room: Callable[[str], int]
     """Requests that the workers of the model of that name could start now without delaying any other."""

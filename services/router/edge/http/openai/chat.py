@@ -37,7 +37,7 @@ from shared.model.text.tokenizer import Tokenizer
 
 
 class ChatDialect(Protocol):
-    """What the writers need of the endpoint."""
+    """The part of the chat endpoint that the writers call."""
 
     model_name: str
 

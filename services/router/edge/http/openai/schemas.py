@@ -70,7 +70,7 @@ class ContentPart(BaseModel):
 
 
 class FunctionCall(BaseModel):
-    """What an assistant called."""
+    """The name and arguments of a function that an assistant called."""
 
     model_config = STRICT
 
@@ -239,7 +239,7 @@ class StreamOptions(BaseModel):
 
 
 class ResumedChoice(BaseModel):
-    """What the client has of one choice."""
+    """The part of one choice that the client has from an earlier call."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 

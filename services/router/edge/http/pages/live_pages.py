@@ -45,7 +45,7 @@ class LivePages:
         self._files = {path.name: path.read_bytes() for path in sorted(PAGE.iterdir()) if path.suffix in TYPES}
 
     def routes(self) -> list[Route]:
-        """All paths."""
+        """The routes of these pages."""
         return [
             Route("/", self.page),
             Route("/page/{name}", self.asset),

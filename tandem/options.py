@@ -1,4 +1,4 @@
-"""What a caller may ask for beside the prompt, and the messages that say so."""
+"""Options of a call beside its prompt, and the requests and metadata made of them."""
 
 from __future__ import annotations
 

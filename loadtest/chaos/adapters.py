@@ -16,7 +16,7 @@ NAMES = ("a", "b", "c", "d")
 NUM_SLOTS = 2
 """Slots of a worker: fewer than adapters, so that answers wait for loads."""
 LATE = "late"
-"""The one that is loaded and unloaded."""
+"""The adapter that is loaded and unloaded meanwhile."""
 
 
 def write_adapters(model: Path, folder: Path) -> None:

@@ -103,7 +103,7 @@ class Network:
         _batch(f"rule add {cut}" for cut in self._cuts)
 
     def heal(self) -> None:
-        """Everything reaches everything again."""
+        """Lets all parts reach each other again."""
         cuts, self._cuts = self._cuts, []
         _batch(f"rule del {cut}" for cut in cuts)
 

@@ -170,7 +170,7 @@ class Chaos:
         return pending
 
     def _salt(self) -> str:
-        """Nothing is cached of the trials before."""
+        """A cache salt that no trial before had, so that nothing of it is cached."""
         self._num_trials += 1
         return f"trial-{self._num_trials}"
 

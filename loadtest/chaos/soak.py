@@ -49,7 +49,7 @@ class Growth:
 
     @property
     def flat(self) -> bool:
-        """Not for certain more than FLAT_MIB_A_MINUTE."""
+        """Whether growth above FLAT_MIB_A_MINUTE is not certain."""
         return self.slope - self.error <= FLAT_MIB_A_MINUTE
 
     def __str__(self) -> str:

@@ -109,7 +109,7 @@ class Outcome:
 
     @property
     def good(self) -> bool:
-        """Nothing but a pause."""
+        """Whether the fault caused nothing but a pause."""
         return not (self.lost or self.wrong or self.leaked or self.note)
 
     def __str__(self) -> str:

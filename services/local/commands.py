@@ -28,7 +28,7 @@ from shared.model.ranks.shard import Degrees
 from shared.settings.group import values_in_common
 
 _SOME_ADDRESS = "127.0.0.1:1"
-"""In commands that are checked and not run."""
+"""Address in commands that are checked and not run."""
 
 
 @dataclass(frozen=True, slots=True)

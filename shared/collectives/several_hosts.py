@@ -24,7 +24,7 @@ from shared.collectives.rank_links import Membership, RankLinks, Ways
 from shared.errors import RankLost
 
 MEETING_S = 600.0
-"""For the processes of all ranks to have started, once their hosts have met."""
+"""Seconds for the processes of all ranks to start, once their hosts have met."""
 IDLE_S = 10 * 365 * 86400.0
 """A worker may be idle for long: followers wait for plans and commands without a limit. The connection at which their
 hosts have met shows which of them is lost."""

@@ -65,7 +65,7 @@ class PodWatch(Generic[T]):
         self.view: dict[str, T] = {}
         """The value read from each Pod that counts, by the Pod's name."""
         self.error: ClusterForbids | ClusterUnavailable | None = None
-        """While the server does not answer as it should."""
+        """The error while the server does not answer as it should; else None."""
         self._access = access
         self._selector = selector
         self._read = read

@@ -25,7 +25,7 @@ class BreakEven:
     cheaper, or without prices on fewer GPUs. Requests/s; None where that is not so within 64 times."""
 
     one_pool: bool
-    """At the load itself one pool is better."""
+    """Whether one pool is better at the load itself."""
     below: float | None
     above: float | None
 

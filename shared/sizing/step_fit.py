@@ -30,7 +30,7 @@ KEPT_KINDS = 8
 still knows what prompts take."""
 STEPS_OF_A_KIND = 7
 MIN_STEPS = 8
-"""Fewer say nothing."""
+"""Fewest steps from which coefficients are fitted."""
 FEWEST_BETWEEN_FITS = 6
 MOST_BETWEEN_FITS = 256
 """Steps after which the coefficients are computed anew: at first, or after a step of a new kind, the fewest."""

@@ -118,7 +118,7 @@ class GivenAnswers:
         self.clock = clock
         """The clock of `times`, seconds."""
         self.answers: dict[str, Sequence[int]] = {} if answers is None else answers
-        """By sequence id."""
+        """The given answers by sequence id."""
         self.times: StepTimes | None = None
         """What steps are noted in; not those that are launched ahead, which wait for one another."""
 

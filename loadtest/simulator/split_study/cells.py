@@ -38,7 +38,7 @@ class Cell(NamedTuple):
 
     @property
     def name(self) -> str:
-        """In files and tables."""
+        """Name of the cell in files and tables."""
         return f"{self.workload}, {self.targets}, {self.load:g}"
 
 

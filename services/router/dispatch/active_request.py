@@ -37,7 +37,7 @@ gRPC reports that it is done; the rest is for reading. Less sends more messages 
 MAX_PAUSE_S = 0.1
 """Longest pause between two passes, seconds: a pass that took longer was delayed by something else than writing."""
 MIN_PAUSE_S = 0.001
-"""Less is none: timers are no finer."""
+"""Shortest pause, seconds: timers are no finer."""
 
 
 class WriteCoalescer:

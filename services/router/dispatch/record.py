@@ -232,7 +232,7 @@ class RequestRecord:
     """Fingerprints of the weights that its tokens are of: one, but where an attempt after a change went on with what
     others before it had produced."""
     num_output_tokens: int = 0
-    """From the workers, without those of an earlier call."""
+    """Tokens from the workers, without those of an earlier call."""
     num_cached_tokens: int = 0
     """Prompt tokens whose KV was not recomputed."""
     num_fetched_tokens: int = 0

@@ -39,7 +39,7 @@ WORTH = 1.25
 the other, and what a mean mix does not say cost a tenth to a quarter of what the steps let expect. It has to be worth
 as much more as the mean prompt may be wrong by, beyond KNOWN: else it turns with each long prompt of a slow stream."""
 KNOWN = 0.05
-"""Relative error up to which a mean prompt is known: so much is in WORTH."""
+"""Relative error up to which a mean prompt is known; WORTH includes it."""
 MOST_SPLITS = 40
 """Most splits that are compared; of a larger fleet an even choice and the neighbours of the present one."""
 SHORT = 0.1

@@ -85,8 +85,8 @@ GUEST_AFTER_S = 0.5
 """A worker of another router's shard counts as one's own once no other router's prompt was seen there for this long,
 which is longer than any report is old. Seconds."""
 GUEST_TURN_S = 0.25
-"""So much later for each router whose turn comes before. All see a worker become idle by the same report: without turns
-all that have requests waiting would use it at once. Seconds."""
+"""Delay for each router whose turn comes before, seconds. All routers see a worker become idle by the same report:
+without turns all that have requests waiting would use it at once."""
 
 
 def own_workers(workers: Collection[str], router: str, routers: Sequence[str]) -> set[str]:

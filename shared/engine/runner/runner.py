@@ -169,7 +169,7 @@ class Runner:
         self._announce = announce
         self._check: Callable[[], None] = _nothing if announce is None else announce.check
         self.arena = HostArena(layout, config.num_host_blocks, self.kv_blocks, link)
-        """For the blocks of preempted sequences, and copies within the pool."""
+        """Host memory of preempted sequences' blocks, and copies within the pool."""
         self.blocks, self._checksums = self._open_blocks(decoder.kernels, slices)
         """The pool as the transfer plane sees it, and what gives its blocks' checksums."""
         self._eager = EagerSteps(self._decoder, self.pool, link, layout.groups, leads=announce is not None)

@@ -113,7 +113,7 @@ class Pacing:
         return self._least_s(sequences, now_s, self._fit.predicted_s(decoding))
 
     def room(self, planned: Mapping[str, PlannedSequence], sequences: SequenceTable, begin_s: float) -> StepRoom:
-        """For chunks beside the planned answers, in a step that begins then."""
+        """Room for chunks beside the planned answers, in a step that begins at `begin_s`."""
         if self.tpot_target_s == 0:
             return StepRoom(None, math.inf, StepWork())
         decoding = decode_work(planned.values())

@@ -14,7 +14,7 @@ OLD = 192
 """Steps after which a number of rows that was not measured again loses a measurement: what a busy moment showed does
 not stay for good."""
 EXACT_ROWS = 16
-"""Up to as many rows in all each number is measured by itself, then several together."""
+"""Rows of a step up to which each number of rows is measured apart; larger numbers are measured in ranges."""
 LEAST_GAIN = 1.03
 """Factor on a step's tokens a second from which on guesses are worth their rows: less is within what is known of
 both."""

@@ -14,7 +14,7 @@ import time
 from shared.kernels.cpu.torch_threads import compute_in_this_thread
 
 _TURN_S = 1e-3
-"""After so much work a thread looks at the others."""
+"""Work after which a thread looks at the others, seconds."""
 _IDLE_CORES = 0.1
 """Other threads that take no more than this count as idle, on two cores: other processes or a hypervisor may take cores
 from a step, which then seems to compute little."""

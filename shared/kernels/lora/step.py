@@ -14,7 +14,7 @@ from shared.kernels.lora.rows import LoraRows
 Projection = Literal["qkv", "o", "gate_up", "down"]
 """Linear layers of a decoder's layer."""
 PROJECTIONS: tuple[Projection, ...] = ("qkv", "o", "gate_up", "down")
-"""In the order in which a token passes them."""
+"""Projections in the order in which a token passes them."""
 
 
 class Lora(Protocol):

@@ -21,7 +21,7 @@ class Announced:
 
     checksum: int
     tag: bytes = b""
-    """By the seal, where there is one."""
+    """Tag of the block by the seal, where there is one."""
     packed_bytes: int = 0
     """As it arrives; 0: as it is."""
 

@@ -18,7 +18,7 @@ class LinkRate:
 
     def __init__(self) -> None:
         self.bytes_s: float | None = None
-        """None until enough was sent."""
+        """Measured rate of the link, bytes a second; None until enough was sent."""
         self._on_their_way = 0
         self._since_s = 0.0
         self._taken = 0

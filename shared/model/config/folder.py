@@ -11,7 +11,7 @@ CONFIG_FILE = "config.json"
 TOKENIZER_FILE = "tokenizer.json"
 ADAPTER_FILE = "adapter_config.json"
 GGUF_FILE = "model.gguf"
-"""In the folder that is made for a GGUF file."""
+"""Name of the GGUF file in the folder that is made for it."""
 GGUF_MAGIC = b"GGUF"
 """What a GGUF file begins with."""
 

@@ -68,7 +68,7 @@ FAMILIES = {
     "Phi3ForCausalLM": Family("phi3", phi.phi3),
     "SmolLM3ForCausalLM": Family("smollm3", smollm.smollm3),
 }
-"""By architecture."""
+"""Readers of configurations by architecture."""
 
 WITH_IMAGES = (
     "Cohere2VisionForConditionalGeneration",

@@ -29,7 +29,7 @@ TARGET_S = 0.010
 
 
 class Drafter:
-    """Guesses that are as likely as it says."""
+    """Guesses with given chances of being right."""
 
     method = "ngram"
 

@@ -48,7 +48,7 @@ class BatchRequest(BaseModel):
 
 
 class Batches:
-    """Handlers. Where no folder is set they answer 404 that says so."""
+    """Handlers. Where no folder is set they answer 404 with that reason."""
 
     def __init__(
         self, keys: ApiKeys, settings: EdgeSettings, files: FileStore | None, runner: BatchRunner | None

@@ -17,7 +17,6 @@ from services.worker.machine.choices import (
     choose_dtype,
     choose_kv_formats,
     choose_swap_bytes,
-    dtype_name,
 )
 from services.worker.machine.pool_size import PoolNeed, most_blocks, pool_need
 from services.worker.settings import WorkerSettings
@@ -29,6 +28,7 @@ from shared.engine.sampling_params import MOST_GUESSES
 from shared.errors import ConfigError, TandemError
 from shared.fingerprints import deterministic_fingerprint, headed_fingerprint
 from shared.identity import BOTH, Roles, WorkerRole
+from shared.kernels.pool_view import dtype_name
 from shared.kv.hashing import ChainRoots
 from shared.kv.layout import LAYOUT_VERSION, BlockLayout
 from shared.kv.transfer import TRAILER_INDEX

@@ -3,9 +3,9 @@
     python .ci/build_wheel.py [--out FOLDER] [--libraries FOLDER]
 
 Inside are the C++ kernels for every instruction set of this machine's kind of processor, the gRPC stubs and the demo
-model: all that `tandem up` needs beside the packages that pyproject.toml names. The compiler targets each instruction
-set by flags, so any x86-64 machine with g++ makes all of x86-64; --libraries takes libraries that were made before in
-place of the compiler.
+model: all that `tandem serve` needs beside the packages that pyproject.toml names. The compiler targets each
+instruction set by flags, so any x86-64 machine with g++ makes all of x86-64; --libraries takes libraries that were made
+before in place of the compiler.
 
 The wheel's tag is the lowest of `LEVELS` whose machines have every symbol version and library that the kernels ask for,
 read with readelf. Nothing is written into the checkout but the wheel: it is built from a copy.

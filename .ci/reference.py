@@ -49,7 +49,8 @@ with `--config FILE`, that before the default. In the file a dot in a setting's 
 stops the start with the setting's name; so does a flag or a name in the file that does not exist, and a `TANDEM_*`
 variable that is none, with the nearest name that is one.
 
-`tandem up` and `make run` start all services, which inherit the environment: `TANDEM_ROUTER_QUEUE_LIMIT=64 make run`.
+`tandem serve` and `make run` start all services, which inherit the environment:
+`TANDEM_ROUTER_QUEUE_LIMIT=64 make run`.
 """
 
 SERVICES: tuple[tuple[str, str, type[ServiceSettings]], ...] = (

@@ -39,7 +39,7 @@ class RunResult:
     records: tuple[RequestRecord, ...]
     started_at: str  # ISO 8601, UTC
     duration_s: float
-    """From the start to the last answer."""
+    """Seconds from the start to the last answer."""
     window_s: float
     """The time over which requests were offered. Seconds."""
     planned_requests: int | None

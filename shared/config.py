@@ -163,7 +163,7 @@ def _with_new_variables(cls: type[ServiceSettings], variables: Mapping[str, str 
 
 
 def _with_new_keys(cls: type[ServiceSettings], content: dict[str, Any]) -> dict[str, Any]:
-    """The same for the YAML file's mapping; a renamed key stays in its section."""
+    """A YAML file's mapping with the new names of renamed keys; a renamed key stays in its section."""
     for old, new in cls.renamed.items():
         part = content
         *parents, old_key = old.split(".")

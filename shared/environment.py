@@ -31,9 +31,9 @@ OTHER_VARIABLES = frozenset(
 """Variables that are no service's."""
 
 _LINK_NAME = re.compile(r"_SERVICE_HOST$|_SERVICE_PORT(_[A-Z0-9_]+)?$|_PORT_\d+_[A-Z]+_(ADDR|PORT|PROTO)$")
-"""What Kubernetes adds for a Service whose name begins with tandem, where a Pod's service links are on …"""
+"""Names of variables that Kubernetes adds for a Service named tandem…, where a Pod's service links are on."""
 _LINK_URL = re.compile(r"^(tcp|udp|sctp)://")
-"""… and how the values of its other variables begin, `…_PORT` and `…_PORT_80_TCP`."""
+"""How the values of the other variables of such a Service begin, `…_PORT` and `…_PORT_80_TCP`."""
 
 
 def check_variables(classes: Iterable[type[BaseSettings]], environment: Mapping[str, str] | None = None) -> None:

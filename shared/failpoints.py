@@ -82,7 +82,7 @@ class Armed:
 
 
 armed: dict[str, Armed] = {}
-"""By point. A hang holds every visitor until its end; the other kinds strike one."""
+"""Armed faults by point. A hang holds every visitor until its end; the other kinds strike one."""
 
 
 def parse(text: str) -> dict[str, Fault]:

@@ -36,7 +36,7 @@ EXIT_REFUSED = 2
 
 
 class Service(Protocol):
-    """What `run_service` runs."""
+    """A service that `run_service` runs."""
 
     @property
     def address(self) -> str:

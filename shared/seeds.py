@@ -1,4 +1,4 @@
-"""What a request's seed means."""
+"""Seeds of a request's answers, derived from the request's own."""
 
 from __future__ import annotations
 

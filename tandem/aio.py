@@ -18,7 +18,7 @@ from tandem.caller import Answers, Caller
 from tandem.connection import ChannelOptions
 from tandem.conversation import Conversation
 from tandem.failures import RouterLost, no_router, typed
-from tandem.options import Options, Prompt, metadata_of, warm_request
+from tandem.options import Options, Prompt, warm_request
 
 R = TypeVar("R")
 
@@ -44,7 +44,7 @@ class AsyncTandemClient(Caller[grpc.aio.Channel]):
     ) -> AsyncAnswerStream:
         """As TandemClient.stream, for `async for`."""
         conversations = self._conversations(prompt, n, options, resume)
-        return AsyncAnswerStream(self.channel, conversations, self.key + metadata_of(options))
+        return AsyncAnswerStream(self.channel, conversations, self._metadata(options))
 
     async def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Answer:
         """As TandemClient.generate."""
@@ -59,13 +59,13 @@ class AsyncTandemClient(Caller[grpc.aio.Channel]):
 
     async def warm(self, prompt: Prompt, **options: Unpack[Options]) -> inference_pb2.Warmed:
         """As TandemClient.warm."""
-        request, metadata = warm_request(prompt, options), self.key + metadata_of(options)
+        request, metadata = warm_request(prompt, options), self._metadata(options)
         return await self.ask(lambda to: _stub(to).Warm(request, metadata=metadata, timeout=options.get("timeout_s")))
 
     async def close_session(self, session: str, *, tenant: str = "", model: str = "", timeout_s: float = 30.0) -> int:
         """As TandemClient.close_session."""
         request = inference_pb2.CloseSessionRequest(session=session, model=model)
-        metadata = self.key + (metadata_of({"tenant": tenant}) if tenant else ())
+        metadata = self._metadata({"tenant": tenant} if tenant else {})
         closed = await self.ask(lambda to: _stub(to).CloseSession(request, metadata=metadata, timeout=timeout_s))
         return closed.num_blocks
 
@@ -74,19 +74,16 @@ class AsyncTandemClient(Caller[grpc.aio.Channel]):
     ) -> None:
         """As TandemClient.expect_session."""
         request = inference_pb2.ExpectSessionRequest(session=session, model=model, next_turn_s=next_turn_s)
-        metadata = self.key + (metadata_of({"tenant": tenant}) if tenant else ())
+        metadata = self._metadata({"tenant": tenant} if tenant else {})
         await self.ask(lambda to: _stub(to).ExpectSession(request, metadata=metadata, timeout=timeout_s))
 
     async def status(self, timeout_s: float = 10.0, window_s: float = 0.0) -> inference_pb2.ClusterStatus:
-        """The cluster as a router sees it; raises what the cluster reports, RouterLost where no router answers.
-
-        `window_s`: of the reply's `window`, 1 to 3600; 0 = 60.
-        """
+        """As TandemClient.status."""
         request = inference_pb2.GetStatusRequest(window_s=window_s)
         return await self.ask(lambda to: _stub(to).GetStatus(request, metadata=self.key, timeout=timeout_s))
 
     async def explain(self, request_id: str, timeout_s: float = 10.0) -> inference_pb2.Explanation:
-        """Why a request was placed as it was; raises like `status`, NotFound where the router does not know it."""
+        """As TandemClient.explain."""
         request = inference_pb2.ExplainRequest(request_id=request_id)
         return await self.ask(lambda to: _stub(to).Explain(request, metadata=self.key, timeout=timeout_s))
 
@@ -104,15 +101,11 @@ class AsyncTandemClient(Caller[grpc.aio.Channel]):
             try:
                 answer = await call(self.channel(target))
             except grpc.aio.AioRpcError as error:
-                failure = typed(error, target, answered=False)
-                if not isinstance(failure, RouterLost):
-                    raise failure from error
-                last = failure
-                self._targets.failed(target)
+                lost = self._lost(error, target)
             else:
                 self._targets.answered()
                 return answer
-        raise no_router(self._targets.all, last)
+        raise no_router(self._targets.all, lost)
 
 
 def _stub(channel: grpc.aio.Channel) -> inference_pb2_grpc.InferenceServiceAsyncStub:

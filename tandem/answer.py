@@ -1,4 +1,4 @@
-"""What a client has of one answer."""
+"""An answer as far as the client has it, and its deltas."""
 
 from __future__ import annotations
 

@@ -14,7 +14,8 @@ import grpc
 from tandem.answer import Answer
 from tandem.connection import CHANNEL_OPTIONS, ChannelOptions, ClientTls, key_metadata
 from tandem.conversation import Conversation
-from tandem.options import Options, Prompt, requests_of
+from tandem.failures import RouterLost, typed
+from tandem.options import Options, Prompt, metadata_of, requests_of
 from tandem.targets import Targets
 
 ChannelT = TypeVar("ChannelT")
@@ -62,6 +63,18 @@ class Caller(ABC, Generic[ChannelT]):
             channels, self._channels = self._channels, {}
         return tuple(channels.values())
 
+    def _metadata(self, options: Options) -> tuple[tuple[str, str], ...]:
+        """The metadata of a call. Raises InvalidRequest for what it cannot carry."""
+        return self.key + metadata_of(options)
+
+    def _lost(self, error: grpc.RpcError, target: str) -> RouterLost:
+        """What a unary call to `target` failed with, so that another router is asked. Raises what a router reported."""
+        failure = typed(error, target, answered=False)
+        if not isinstance(failure, RouterLost):
+            raise failure from error
+        self._targets.failed(target)
+        return failure
+
     def _conversations(self, prompt: Prompt, n: int, options: Options, resume: Answer | None) -> list[Conversation]:
         """One for each choice of an answer, in order. Raises InvalidRequest for what cannot be sent."""
         now = time.monotonic()
@@ -89,7 +102,7 @@ class Answers:
 
     @property
     def answers(self) -> list[Answer]:
-        """What came so far of each answer; it stays after an error."""
+        """The part of each answer that came until now; it stays after an error."""
         return [conversation.answer for conversation in self._conversations]
 
     @property

@@ -38,9 +38,9 @@ class ClientTls:
     ca: Path | None = None
     """The authority that signed the routers' certificates; none = the system's."""
     cert: Path | None = None
-    """The client's own certificate, where the routers ask for one, and …"""
+    """The client's own certificate, where the routers ask for one; see `key`."""
     key: Path | None = None
-    """… its private key."""
+    """The private key of `cert`."""
     server_name: str = ""
     """Name that the routers' certificates have, expected in place of the address; empty = the address."""
 

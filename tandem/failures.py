@@ -19,7 +19,7 @@ class RouterLost(WorkerLost):
 
 
 _REFUSED = "Connection refused"
-"""In gRPC's words of a port that is closed."""
+"""Part of gRPC's message about a closed port."""
 
 
 def no_router(targets: Sequence[str], last: RouterLost) -> RouterLost:

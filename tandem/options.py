@@ -1,4 +1,4 @@
-"""What a caller may ask for beside the prompt, and the messages that say so."""
+"""Options of a call beside its prompt, and the requests and metadata made of them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Options(TypedDict, total=False):
     presence_penalty: float
     frequency_penalty: float
     seed: int
-    """The same seed, the same answer; drawn by the router by default."""
+    """Equal seeds give equal answers; drawn by the router by default."""
     max_tokens: int
     """Default: the rest of the context."""
     min_tokens: int

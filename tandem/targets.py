@@ -30,7 +30,7 @@ class Targets:
         self._num_failures = 0
         self._failed_at = dict.fromkeys(order, 0)  # a count of failures, not a time: two never tie
         self.has_answered = False
-        """Any of them has, once."""
+        """Whether any target has ever answered."""
 
     @property
     def all(self) -> tuple[str, ...]:

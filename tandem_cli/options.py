@@ -25,7 +25,7 @@ RetryFor = Annotated[
 
 DEFAULT_RETRY_FOR_S = 30.0
 DEFAULT_TARGET = DEFAULT_GRPC
-"""Where `tandem up` serves gRPC by default."""
+"""Where `tandem serve` serves gRPC by default."""
 
 C = TypeVar("C")
 

@@ -225,7 +225,7 @@ def as_markdown(cells: Sequence[Cell], stopped: str) -> str:
 
 
 def as_page(cells: Sequence[Cell], title: str, origin: str, stopped: str) -> str:
-    """The same as a page, with the intervals drawn."""
+    """The table of cells as an HTML page, with the intervals drawn."""
     parts = [f"<p>{escape(line)}</p>" for line in summary_lines(cells, stopped)]
     for workload, of_it in _by_workload(cells).items():
         parts += [

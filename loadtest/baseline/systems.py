@@ -46,7 +46,7 @@ class Candidate:
 
     @property
     def name(self) -> str:
-        """For folders and logs."""
+        """Name of the system in folders and logs."""
         parts = [self.system.name, *([] if self.chunk_len is None else [f"chunk-{self.chunk_len}"])]
         slo = self.slo
         if slo is not None:

@@ -50,7 +50,7 @@ class Figures:
     """Times of one way's answers, one for each prompt. Milliseconds."""
 
     ttft: list[float] = field(default_factory=list)
-    """At the client."""
+    """TTFT at the client, seconds."""
     compute: list[float] = field(default_factory=list)
     exposed: list[float] = field(default_factory=list)
     tokens: list[list[int]] = field(default_factory=list)

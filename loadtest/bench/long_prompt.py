@@ -48,7 +48,7 @@ SYSTEMS = (disaggregated(1, 2), adaptive(2), collocated(2), collocated(1))
 _NUM_KV_BLOCKS = 8192
 """Blocks of all workers of a system together."""
 _WORKERS = ("prefill", "decode", "worker")
-"""What the names of their processes begin with."""
+"""How the names of the workers' processes begin."""
 _ANSWER_PROMPT, _ANSWER = 64, 4000
 """Tokens of each answer's prompt, and most of an answer. A long prompt asks for one token only: more would measure a
 larger batch, not an arrival."""
@@ -70,7 +70,7 @@ class Pair:
     num_prompts: int
     """Long prompts that were answered."""
     prompt_ttft_ms: float
-    """Their median time to first token."""
+    """Median time to first token of the long prompts."""
 
     @property
     def p99_ratio(self) -> float:
@@ -79,7 +79,7 @@ class Pair:
 
     @property
     def p50_ratio(self) -> float:
-        """The same for the medians."""
+        """Median ITL with long prompts over the median without."""
         return self.busy_p50_ms / self.quiet_p50_ms
 
     @staticmethod

@@ -18,7 +18,7 @@ from loadtest.rig.models import DEMO
 from loadtest.rig.results import commit, machine, write_json
 from shared.errors import ConfigError
 from shared.kernels.batch import AttentionBatch
-from shared.kernels.pool_view import KV_DTYPES, PoolView
+from shared.kernels.pool_view import KV_DTYPES, PoolView, dtype_name
 from shared.model.decoder import Decoder
 from shared.model.families.registry import load_config
 from shared.model.text.tokenizer import Tokenizer
@@ -83,7 +83,7 @@ class Reader:
     def __init__(self, decoder: Decoder, kv_dtype: torch.dtype, max_tokens: int) -> None:
         """Allocates KV of `max_tokens`."""
         self._decoder = decoder
-        layout = decoder.config.block_layout(_BLOCK_SIZE, str(kv_dtype).removeprefix("torch."))
+        layout = decoder.config.block_layout(_BLOCK_SIZE, dtype_name(kv_dtype))
         num_blocks = -(-max_tokens // _BLOCK_SIZE)
         self._pool = PoolView.of(torch.zeros(layout.shape(num_blocks), dtype=torch.uint8), layout)
         self._table = list(range(num_blocks))
@@ -193,7 +193,7 @@ def forms_of(names: Sequence[str], dtype: torch.dtype) -> list[Form]:
 
 
 def _kv_name(dtype: torch.dtype) -> str:
-    return _KV + next((name for name, each in DTYPES.items() if each == dtype), str(dtype).removeprefix("torch."))
+    return _KV + next((name for name, each in DTYPES.items() if each == dtype), dtype_name(dtype))
 
 
 def default_forms(folder: Path, dtype: torch.dtype) -> list[str]:

@@ -16,11 +16,11 @@ NAMES = ("a", "b", "c", "d")
 NUM_SLOTS = 2
 """Slots of a worker: fewer than adapters, so that answers wait for loads."""
 LATE = "late"
-"""The one that is loaded and unloaded."""
+"""The adapter that is loaded and unloaded meanwhile."""
 
 
 def write_adapters(model: Path, folder: Path) -> None:
-    """All of them, each with answers of its own."""
+    """Writes all adapters of a trial, each with answers of its own."""
     config = load_config(model)
     for seed, name in enumerate((*NAMES, LATE), 1):
         write_random_adapter(folder / name, config, rank=4 * seed, seed=seed, strength=1.5)

@@ -27,9 +27,9 @@ from shared.rpc.server import channel
 
 T = TypeVar("T")
 POLL_S = 0.003
-"""While a moment must not be missed …"""
+"""Pause between two looks at the cluster while a moment must not be missed."""
 CALM_POLL_S = 0.05
-"""… and while parts start again: they need the processor more than we do."""
+"""Pause between two looks while parts start again: they need the processor more than we do."""
 STATUS_TIMEOUT_S = 2.0
 WHOLE_TIMEOUT_S = 60.0
 FREE_TIMEOUT_S = 10.0
@@ -88,7 +88,7 @@ class ChaosCluster:
         await stub.LoadAdapter(fleet_pb2.LoadAdapterRequest(name=name, folder=str(folder)))
 
     async def unload_adapter(self, name: str) -> None:
-        """Likewise."""
+        """Lets the first router unload an adapter."""
         stub = fleet_pb2_grpc.FleetServiceStub(self._channels[0])
         await stub.UnloadAdapter(fleet_pb2.UnloadAdapterRequest(name=name))
 

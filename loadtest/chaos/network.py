@@ -103,7 +103,7 @@ class Network:
         _batch(f"rule add {cut}" for cut in self._cuts)
 
     def heal(self) -> None:
-        """Everything reaches everything again."""
+        """Lets all parts reach each other again."""
         cuts, self._cuts = self._cuts, []
         _batch(f"rule del {cut}" for cut in cuts)
 
@@ -133,7 +133,7 @@ class Network:
 
 
 def _batch(lines: Iterable[str], *options: str) -> None:
-    """All in one process, as close to at once as it gets."""
+    """Runs all lines in one process, so that they take effect at nearly the same time."""
     _run("ip", *options, "-batch", "-", text="".join(f"{line}\n" for line in lines))
 
 

@@ -38,7 +38,7 @@ class RowFile:
         self._lines = out
         self._records = out.with_name(f"{out.stem}-records.jsonl")
         self.table = out.with_name(f"{out.stem}-table.md")
-        """Where the table belongs."""
+        """The table's file."""
 
     def clear(self) -> None:
         """No rows."""

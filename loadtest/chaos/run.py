@@ -80,7 +80,7 @@ class Deaths:
         self._times: dict[str, list[float]] = defaultdict(list)
 
     def note(self, parts: Iterable[str]) -> None:
-        """These die now."""
+        """Notes that these parts die now."""
         for part in parts:
             self._times[part].append(time.monotonic())
 
@@ -96,11 +96,11 @@ class Deaths:
 NUM_STREAMS = 24
 PHASE_TIMEOUT_S = 30.0
 BASE = ("",)
-"""What all streams ask for …"""
+"""Models of the streams in trials without adapters: the base model alone."""
 WITHOUT_LATE = ("", *NAMES)
-"""… or these in turn, …"""
+"""Models that the streams ask for in turn: the base model and all adapters but LATE."""
 WITH_LATE = ("", *NAMES, LATE)
-"""… or these."""
+"""Models that the streams ask for in turn, LATE among them."""
 FETCHERS = ("prefill-1", "decode-1")
 """In trials of the fetch peer these get the prompts."""
 
@@ -170,7 +170,7 @@ class Chaos:
         return pending
 
     def _salt(self) -> str:
-        """Nothing is cached of the trials before."""
+        """A cache salt that no trial before had, so that nothing of it is cached."""
         self._num_trials += 1
         return f"trial-{self._num_trials}"
 

@@ -49,7 +49,7 @@ class Growth:
 
     @property
     def flat(self) -> bool:
-        """Not for certain more than FLAT_MIB_A_MINUTE."""
+        """Whether growth above FLAT_MIB_A_MINUTE is not certain."""
         return self.slope - self.error <= FLAT_MIB_A_MINUTE
 
     def __str__(self) -> str:
@@ -117,7 +117,7 @@ def at_equal_age(lives: Sequence[Sequence[Sample]]) -> tuple[float, list[float]]
 
 
 def report(memory: Memory, spared: Collection[str]) -> str:
-    """Both as tables in Markdown."""
+    """The memory of spared and of killed parts, as tables in Markdown."""
     living = [
         (
             name,

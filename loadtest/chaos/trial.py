@@ -105,11 +105,11 @@ class Outcome:
     longest_pause_s: float
     """Longest gap between tokens, or excess of a first token over its undisturbed time."""
     note: str = ""
-    """What else went differently; empty where nothing did."""
+    """Remark on an unusual course; empty = none."""
 
     @property
     def good(self) -> bool:
-        """Nothing but a pause."""
+        """Whether the fault caused nothing but a pause."""
         return not (self.lost or self.wrong or self.leaked or self.note)
 
     def __str__(self) -> str:

@@ -33,7 +33,7 @@ class GrpcClient:
     """A Client for a Tandem router."""
 
     def __init__(self, target: Target, model: str = "", api_key: str = "") -> None:
-        """`model` empty: the one that the router serves."""
+        """`model`: empty = the model that the router serves."""
         self._target = target
         self._model = model
         self._metadata = (("authorization", f"Bearer {api_key}"),) if api_key else ()

@@ -102,7 +102,7 @@ class SimAdapters:
             self._world.clock.at(self._loaded_s(adapter), self._loaded, adapter)
 
     def _loaded_s(self, adapter: str) -> float:
-        """When one whose load begins now will be there."""
+        """Seconds of the clock at which an adapter is resident whose load begins now."""
         now_s, spec = self._world.clock.now_s, self._spec
         if adapter in self._host:
             self._copier_free_s = max(now_s, self._copier_free_s) + spec.adapter_copy_s

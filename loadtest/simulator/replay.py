@@ -40,7 +40,7 @@ class Times(NamedTuple):
 
     ttft_s: Sequence[float]
     tpot_s: Sequence[float]
-    """Of those with several tokens."""
+    """TPOT of the requests with several tokens."""
 
 
 class Recorded(NamedTuple):

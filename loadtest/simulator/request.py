@@ -26,7 +26,7 @@ class SimRequest:
     hashes: Sequence[bytes] = field(repr=False)
     """Hashes of its prompt's full blocks."""
     retain_s: float = 0.0
-    """For which its blocks are retained for its session."""
+    """Seconds for which the blocks are retained for the session."""
     adapter: str = ""
     """Empty: the base model."""
     prefill: str = ""
@@ -37,10 +37,10 @@ class SimRequest:
     """Where that worker had its adapter, in its router's view."""
     placed_s: float = 0.0
     predicted_ttft_s: float | None = None
-    """From then on; None where nothing was predicted."""
+    """Predicted seconds from the placement to the first token; None where nothing was predicted."""
     num_cached_tokens: int = 0
     adapter_s: float = 0.0
-    """For which its prompt's worker waited for the adapter."""
+    """Seconds that the prompt's worker waited for the adapter."""
     refused: bool = False
     refused_s: float = 0.0
     """Time of the refusal; the arrival time if it did not wait."""
@@ -64,7 +64,7 @@ class SimRequest:
 
     @property
     def ttft_s(self) -> float:
-        """From arrival to the first token at the client."""
+        """Seconds from arrival to the first token at the client."""
         return self.first_token_s - self.at_s
 
     @property

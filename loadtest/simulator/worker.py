@@ -33,13 +33,13 @@ class Calls:
     on_first_token: Callable[[SimRequest, float, int], None]
     """(request, seconds since it came to the worker, cached tokens): its prompt is computed."""
     on_joined: Callable[[SimRequest], None]
-    """Its first token on the decode worker came."""
+    """The first token of a request on the decode worker came."""
     on_done: Callable[[SimRequest], None]
-    """Its last one came."""
+    """The last token of a request came."""
 
 
 class Progress(NamedTuple):
-    """How far an answer is."""
+    """Progress of one answer on a worker."""
 
     num_tokens: int
     """Prompt and output."""
@@ -65,13 +65,13 @@ class _Held:
     """Its prompt is computed here, and so is its answer."""
     joined: bool = False
     has_left: bool = False
-    """Its router wants no more of it."""
+    """The router has ended the request."""
     num_cached: int = 0
     receiver: Worker | None = None
     is_asking: bool = False
     """The receiver has been asked for room, or need not be."""
     is_shipping: bool = False
-    """It has room, and the engine knows which blocks it needs."""
+    """The receiver has room, and the engine knows which blocks it needs."""
     shipped_s: float = 0.0
     """When all that was sent so far has arrived."""
 

@@ -65,7 +65,7 @@ class Uniform:
         return (self.low + self.high) / 2
 
     def draw(self, rng: np.random.Generator) -> int:
-        """Both ends included."""
+        """A uniform draw, `low` and `high` included."""
         return int(rng.integers(self.low, self.high, endpoint=True))
 
 

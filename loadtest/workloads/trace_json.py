@@ -18,7 +18,7 @@ BAILIAN_BLOCK_LEN = 16
 """Prompt tokens of a hash id of Qwen-Bailian's."""
 
 UNITS = {"ms": 1000, "s": 1}
-"""In a second, by the unit of a timestamp."""
+"""Number of a timestamp's units in a second, by the unit's name."""
 MOST_RATE = 1000.0
 """Requests/s of a trace whose unit is not said: read as milliseconds, one in seconds has a thousand times its rate."""
 _CHECKED = 256

@@ -142,7 +142,7 @@ class DecodeRequest(WorkerRequest):
     joined_at: float = 0.0
     """When its decoding began: with the join, or with the first token where the prompt was computed here."""
     reported: bool = False
-    """Its first tokens were sent."""
+    """The first tokens of the sequence were sent."""
     reserved_at: float = 0.0
     reported_at: float = 0.0
 

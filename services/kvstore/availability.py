@@ -63,9 +63,8 @@ class Availability:
 
     async def close(self) -> None:
         """Stops probing."""
-        if self._task is not None:
-            task, self._task = self._task, None
-            await end_task(task)
+        task, self._task = self._task, None
+        await end_task(task)
 
     async def _probe_once(self) -> StoreUnavailable | None:
         try:

@@ -28,7 +28,7 @@ from shared.model.ranks.shard import Degrees
 from shared.settings.group import values_in_common
 
 _SOME_ADDRESS = "127.0.0.1:1"
-"""In commands that are checked and not run."""
+"""Address in commands that are checked and not run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +196,7 @@ class TandemCommands:
         return ranks
 
     def _traces(self, service: str) -> dict[str, object]:
-        """Where its spans go; a router also samples."""
+        """Flags of a service's spans: where they go, and for a router the share of requests traced."""
         spec = self._spec
         traces: dict[str, object] = {"traces.endpoint": spec.traces_endpoint} if spec.traces_endpoint else {}
         sample = 1.0 if spec.traces_sample is None and traces else spec.traces_sample

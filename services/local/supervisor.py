@@ -16,9 +16,9 @@ from shared.errors import TandemError
 PROBE_INTERVAL_S = 1.0
 PROBE_TIMEOUT_S = 2.0
 MAX_DEATHS = 3
-"""A part that died this often …"""
+"""A part that died this many times within WINDOW_S is not started again."""
 WINDOW_S = 60.0
-"""… within this time is not started again. Seconds."""
+"""Time in which deaths are counted, seconds."""
 FIRST_DELAY_S = 0.2
 """Pause before the first start in a window; it doubles with every further one. Seconds."""
 JITTER = 0.5

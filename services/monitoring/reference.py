@@ -15,8 +15,8 @@ INTRODUCTION = """\
 Made by `python -m services.monitoring` from the code; `make lint` fails where it is stale. Do not edit it by hand.
 
 Every service has a Prometheus page: the router at `/metrics` of its HTTP port, the others at their setting `metrics`
-(`tandem status` and the log of `tandem up` name the addresses). `target_info` says which service and process it is; the
-Prometheus client's own `process_*` and `python_*` metrics are there too. Durations are seconds, sizes bytes.
+(`tandem status` and the log of `tandem serve` name the addresses). `target_info` says which service and process it is;
+the Prometheus client's own `process_*` and `python_*` metrics are there too. Durations are seconds, sizes bytes.
 
 The dashboard ([dashboard.json](../helm/tandem/files/dashboard.json)) and the rules
 ([rules.yaml](../helm/tandem/files/rules.yaml)) are made from the same definitions; the chart installs them

@@ -66,7 +66,7 @@ class PlannerService:
 
     @property
     def endpoints(self) -> Mapping[str, str]:
-        """The same by name."""
+        """Addresses by name, for the launcher."""
         return {"metrics": self._server.address}
 
     @property
@@ -87,9 +87,8 @@ class PlannerService:
 
     async def close(self) -> None:
         """Stops acting, gives the Lease back, ends all connections. Twice is fine."""
-        if self._task is not None:
-            task, self._task = self._task, None
-            await end_task(task)
+        task, self._task = self._task, None
+        await end_task(task)
         if self._leadership is not None:
             await self._leadership.close()
         await self._sources.close()

@@ -47,7 +47,7 @@ class _Submitted(WorkerRequest):
 
     shipment: Shipment
     notes: bool
-    """Its receiver takes notes of what is sent."""
+    """Whether the receiver takes notes of the blocks that are sent."""
     shipping_since: float = 0.0
     first_token_at: float = 0.0
 

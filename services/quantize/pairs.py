@@ -18,9 +18,9 @@ class Rows:
     count: int
     out_size: int
     repeats: int = 1
-    """How often each run of rows is read, in adjacent columns …"""
+    """Number of adjacent column groups that read each run of rows."""
     run: int = 1
-    """… and the rows of such a run."""
+    """Rows of a run that is read as a whole."""
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ from shared.structure.compiler import StructureCompiler
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What all models of a router share."""
+    """The parts that all models of a router share."""
 
     store: KVStoreClient | None
     """The index; block hashes begin with the model's fingerprint, so that models never meet there."""

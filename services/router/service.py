@@ -167,7 +167,7 @@ class RouterService:
 
     @property
     def endpoints(self) -> dict[str, str]:
-        """All addresses, for the launcher."""
+        """Addresses by API, for the launcher."""
         endpoints = {"http": self.http.address, "grpc": self.grpc.address, "metrics": self.http.address}
         return endpoints if self.picker is None else {**endpoints, "picker": self.picker.address}
 
@@ -220,7 +220,7 @@ class RouterService:
         return explanation(next((record for record in found if record is not None), None), request_id)
 
     def _request_info(self, request_id: str) -> inference_pb2.RequestInfo:
-        """The same; raises NotFound."""
+        """The state of a request of any model; raises NotFound."""
         found = (model.dispatcher.active(request_id) for model in self._models)
         return request_info(next((active for active in found if active is not None), None), request_id)
 

@@ -83,6 +83,10 @@ class DeviceSettings(SettingGroup):
         """Whether its device lets it ask a draft model."""
         return self.step_times is None
 
+    def may_guess(self, *, has_states: bool) -> bool:
+        """Whether its device computes guesses for a model whose layers keep states, or for one without."""
+        return not (self.is_on_gpu and has_states)
+
 
 def is_gpu(device: str) -> bool:
     """Whether a device of these settings is a GPU, or several."""

@@ -35,7 +35,7 @@ MAX_UNSENT_SHARE = 0.5
 """A prefill worker starts no prompt for a decode worker that has yet to take blocks of more than this share of the
 pool."""
 TIMED_ANSWER = " No model has computed this answer."
-"""What a timed device says, again and again."""
+"""The text that a timed device repeats as every answer."""
 
 GPU_LAST_CHUNK = 512
 """Tokens of a prompt's last chunk on a GPU: its blocks are waited for."""
@@ -95,7 +95,7 @@ def _no_guesses(settings: WorkerSettings, runner: StepRunner) -> str:
     """Why nothing is guessed on the device, or an empty string."""
     if settings.step_times is not None:
         return "it computes nothing"
-    if settings.is_on_gpu and isinstance(runner, Runner) and runner.layout.num_states:
+    if isinstance(runner, Runner) and not settings.may_guess(has_states=runner.layout.num_states > 0):
         return "guesses of models whose layers keep states are computed on CPUs"
     return ""
 

@@ -17,7 +17,6 @@ from services.worker.machine.choices import (
     choose_dtype,
     choose_kv_formats,
     choose_swap_bytes,
-    dtype_name,
 )
 from services.worker.machine.pool_size import PoolNeed, most_blocks, pool_need
 from services.worker.settings import WorkerSettings
@@ -29,6 +28,7 @@ from shared.engine.sampling_params import MOST_GUESSES
 from shared.errors import ConfigError, TandemError
 from shared.fingerprints import deterministic_fingerprint, headed_fingerprint
 from shared.identity import BOTH, Roles, WorkerRole
+from shared.kernels.pool_view import dtype_name
 from shared.kv.hashing import ChainRoots
 from shared.kv.layout import LAYOUT_VERSION, BlockLayout
 from shared.kv.transfer import TRAILER_INDEX
@@ -133,7 +133,7 @@ def load_model(
     held_bytes = layout.block_bytes
     if group is not None and group.has_own_pools:
         held_bytes = group.held_bytes(SliceForm(layout, block_slices(config, group.degrees)))
-    has_draft = settings.draft and head_folder is None and not (settings.is_on_gpu and config.delta is not None)
+    has_draft = settings.draft and head_folder is None and settings.may_guess(has_states=config.delta is not None)
     draft = _read_draft(settings, config.vocab_size, backend) if has_draft else None
     draft_bytes = -(-draft[1].block_bytes // layout.groups.size) if draft is not None else 0
     need = pool_need(settings, layout, wanted_len, held_bytes + draft_bytes)
@@ -225,7 +225,7 @@ def wants_head(settings: WorkerSettings, config: ModelConfig, roles: Roles) -> b
     problem = ""
     if settings.degrees.num_ranks > 1:
         problem = f"worker {settings.name} is {settings.degrees.num_ranks} processes: a head takes 1"
-    elif settings.is_on_gpu and WorkerRole.DECODE in roles and config.delta is not None:
+    elif WorkerRole.DECODE in roles and not settings.may_guess(has_states=config.delta is not None):
         problem = f"a worker that decodes on {settings.device} guesses nothing for models whose layers keep states"
     elif settings.head_folder is None:
         problem = missing_head(Path(settings.model), config)

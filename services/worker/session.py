@@ -129,7 +129,7 @@ class EngineProgress:
 
 
 class Served(Protocol):
-    """What a session reaches of its worker."""
+    """The part of a worker that its sessions call."""
 
     host: EngineHost
     spans: SpanSink | None
@@ -141,7 +141,7 @@ class Served(Protocol):
         """A router has connected."""
 
     def on_closed(self, session: Session) -> None:
-        """Its session is over: its requests are dropped."""
+        """Drops the requests of a session that is over."""
 
     def take(self, session: Session, command: worker_pb2.Command) -> None:
         """Carries a command out. Raises nothing: a refusal is sent to the router."""

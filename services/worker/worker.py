@@ -14,7 +14,6 @@ from services.worker.attempt import AttemptTrace, WorkerRequest, attempt_log, be
 from services.worker.blocks.connector import KVConnector
 from services.worker.blocks.prefix_fetch.fetch import Fetch, PrefixHint
 from services.worker.host import EngineHost
-from services.worker.machine.choices import dtype_name
 from services.worker.role import Role
 from services.worker.sequences import sequence_of, session_of
 from services.worker.session import Session
@@ -42,6 +41,7 @@ from shared.errors import (
 )
 from shared.fingerprints import weights_digest
 from shared.identity import Roles, WorkerRole, roles_text
+from shared.kernels.pool_view import dtype_name
 from shared.kv.fleet_key import encryption_of
 from shared.kv_index.publisher import IndexPublisher
 from shared.rpc.convert import layout_to_proto, roles_to_proto
@@ -387,4 +387,4 @@ class Worker:
 
 
 RoleMakers = Mapping[WorkerRole, Callable[[Worker], Role]]
-"""What makes each role of a worker."""
+"""Makers of a worker's roles."""

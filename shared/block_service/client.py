@@ -29,7 +29,7 @@ class SentBlock:
     tier: Tier
     """The tier from which the holder read it."""
     tag: bytes = b""
-    """By the fetch's seal, in a fleet with a key."""
+    """Tag of the block by the fetch's seal, in a fleet with a key."""
 
 
 class BlockClient:

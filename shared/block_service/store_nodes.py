@@ -58,7 +58,7 @@ class StoreNodes:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All nodes."""
+        """The names of all nodes."""
         return tuple(self._clients)
 
     @property

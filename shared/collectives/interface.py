@@ -1,4 +1,4 @@
-"""What a group's ranks ask of whatever connects them."""
+"""The interface by which the ranks of a group add up tensors and pass messages."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ class Ways:
         return range(host * each, (host + 1) * each)
 
     def host_of(self, rank: int) -> int:
-        """Where a rank runs."""
+        """The number of a rank's host within the group."""
         return rank // (self.num_ranks // self.hosts)
 
     @property

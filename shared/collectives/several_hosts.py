@@ -24,7 +24,7 @@ from shared.collectives.rank_links import Membership, RankLinks, Ways
 from shared.errors import RankLost
 
 MEETING_S = 600.0
-"""For the processes of all ranks to have started, once their hosts have met."""
+"""Seconds for the processes of all ranks to start, once their hosts have met."""
 IDLE_S = 10 * 365 * 86400.0
 """A worker may be idle for long: followers wait for plans and commands without a limit. The connection at which their
 hosts have met shows which of them is lost."""
@@ -36,12 +36,12 @@ _ALL = "all"
 
 @dataclass(frozen=True, slots=True)
 class MeetingPlace:
-    """What a rank needs to find the others."""
+    """The address and token by which a rank finds the others."""
 
     store: str
     """host:port."""
     token: str
-    """What its keys there begin with; no other incarnation's do."""
+    """Prefix of the group's keys in the store, drawn for each incarnation."""
     address: str
     """Address of the rank's own host, as the others reach it."""
 

@@ -49,4 +49,4 @@ class RestingEngine:
                 self._emit(CacheFlushed(key, 0))
 
     def close(self) -> None:
-        """Nothing runs."""
+        """Does nothing: no thread runs."""

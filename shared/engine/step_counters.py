@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from shared.telemetry.buckets import BucketCounts
 
 GROWTH = 4.0
-"""A step counts for at most this many times the longest one before it …"""
+"""A step counts for at most this many times the longest step before it, or for SHORT_S where that is more."""
 SHORT_S = 1.0
-"""… or for this, which is more in the beginning. Seconds."""
+"""Seconds up to which every step counts in full: in the beginning this is more than GROWTH allows."""
 
 
 STEP_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 T = TypeVar("T")
 FEW_TOKENS = 48
-"""Up to this number of tokens, lists are faster than numpy's calls."""
+"""Number of tokens up to which lists are faster than numpy's calls."""
 
 
 def step_positions(query_lens: Sequence[int], kv_lens: Sequence[int]) -> NDArray[np.int64]:

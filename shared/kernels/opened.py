@@ -25,23 +25,8 @@ class OpenedLinear:
         """`weight`: a single one; `dtype`: of x and the result."""
         self.weight = weight
         self.bias = bias
-        self.dtype = dtype
+        self.in_size, self.out_size, self.dtype, self.nbytes = weight.in_size, weight.out_size, dtype, weight.nbytes
         self._parts = weight.parts()
-
-    @property
-    def in_size(self) -> int:
-        """See `Linear`."""
-        return self.weight.in_size
-
-    @property
-    def out_size(self) -> int:
-        """See `Linear`."""
-        return self.weight.out_size
-
-    @property
-    def nbytes(self) -> int:
-        """See `Linear`."""
-        return self.weight.nbytes
 
     def forward(self, x: Tensor) -> Tensor:
         """See `Linear`."""

@@ -16,26 +16,8 @@ class OrderedLinear:
         """order: [in_size] int64, the column of x that comes at each place."""
         self.inner = inner
         self._order = order
-
-    @property
-    def in_size(self) -> int:
-        """See `Linear`."""
-        return self.inner.in_size
-
-    @property
-    def out_size(self) -> int:
-        """See `Linear`."""
-        return self.inner.out_size
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """See `Linear`."""
-        return self.inner.dtype
-
-    @property
-    def nbytes(self) -> int:
-        """See `Linear`."""
-        return self.inner.nbytes + self._order.nbytes
+        self.in_size, self.out_size, self.dtype = inner.in_size, inner.out_size, inner.dtype
+        self.nbytes = inner.nbytes + order.nbytes
 
     def forward(self, x: Tensor) -> Tensor:
         """See `Linear`."""

@@ -141,6 +141,11 @@ class PoolView:
         return rows.flatten(-3, -2).to(dtype)
 
 
+def dtype_name(dtype: torch.dtype) -> str:
+    """A dtype as torch names it, such as bfloat16: as layouts, fingerprints and configurations have it."""
+    return str(dtype).removeprefix("torch.")
+
+
 def encode(rows: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Codes and scales of some tokens' heads, each from its own numbers alone: `code * scale` is about the number.
 

@@ -243,7 +243,7 @@ def pack_nibbles(codes: Tensor) -> Tensor:
 
 
 def unpack_nibbles(packed: Tensor) -> Tensor:
-    """What `pack_nibbles` was given."""
+    """The codes that `pack_nibbles` packed."""
     return torch.stack((packed & 15, packed >> 4), dim=-1).flatten(-2)
 
 

@@ -11,7 +11,7 @@ from shared.kernels.sampling.rows import SamplingRows
 
 
 class SamplingOps(Protocol):
-    """From logits to tokens."""
+    """Operations from logits to tokens."""
 
     def sample_tokens(self, logits: Tensor, rows: SamplingRows) -> Tensor:
         """One token for each row of logits, by temperature, min-p, top-k and top-p, in this order.

@@ -65,7 +65,7 @@ class PodWatch(Generic[T]):
         self.view: dict[str, T] = {}
         """The value read from each Pod that counts, by the Pod's name."""
         self.error: ClusterForbids | ClusterUnavailable | None = None
-        """While the server does not answer as it should."""
+        """The error while the server does not answer as it should; else None."""
         self._access = access
         self._selector = selector
         self._read = read
@@ -94,9 +94,8 @@ class PodWatch(Generic[T]):
 
     async def close(self) -> None:
         """Ends it; `view` stays as it is. Twice is fine."""
-        if self._task is not None:
-            task, self._task = self._task, None
-            await end_task(task)
+        task, self._task = self._task, None
+        await end_task(task)
 
     async def _run(self, on_change: Callable[[], None]) -> None:
         while True:

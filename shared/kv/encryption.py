@@ -31,9 +31,9 @@ CLASSES = {"aes-gcm": "AESGCM", "chacha20-poly1305": "ChaCha20Poly1305"}
 KEY_BYTES = 32
 SALT_BYTES = 16
 MAX_NONCES = 1 << 32
-"""Under one salt."""
+"""Most nonces under one salt."""
 MAX_SENDERS = 256
-"""Whose keys are kept; those of others are derived again, in some 10 µs."""
+"""Most senders whose keys are kept; those of others are derived again, in some 10 µs."""
 MAX_SPARE_BYTES = 64 << 20
 """Most bytes of buffers kept for the next blocks: memory that is new to the process costs as much time as to encrypt
 it."""

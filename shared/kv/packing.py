@@ -77,7 +77,7 @@ class BlockPacking:
             self._spare.give_back(aside)
 
     def _measure(self, dtype: str) -> PackingRates:
-        """By the best of a few, since other processes disturb."""
+        """Rates of packing and unpacking: the best of a few runs, since other processes disturb."""
         drawn = np.random.default_rng(0).standard_normal(self.block_bytes // 2, np.float32)
         numbers = (drawn.view(np.uint32) >> 16).astype(np.uint16)
         if dtype != "bfloat16":

@@ -97,7 +97,7 @@ class BlockPool:
 
     @property
     def num_blocks(self) -> int:
-        """All blocks."""
+        """Number of blocks in the pool."""
         return self._num_blocks
 
     @property

@@ -72,7 +72,7 @@ class RetainedBlocks:
         return len(self._ends)
 
     def __iter__(self) -> Iterator[int]:
-        """These blocks."""
+        """Iterates the ids of the retained free blocks."""
         return iter(self._ends)
 
     def __contains__(self, block_id: int) -> bool:

@@ -20,13 +20,13 @@ class Purpose(Enum):
     """What a ticket is for. Each purpose has keys of its own: what was sealed for one is refused by the others."""
 
     HANDOFF = b"handoff"
-    """From a prefill worker to a decode worker."""
+    """Purpose of blocks from a prefill worker to a decode worker."""
     FETCH = b"fetch"
-    """To a worker that asked a peer or a store node."""
+    """Purpose of blocks to a worker that asked a peer or a store node."""
     OFFER = b"offer"
-    """From a worker to a store node."""
+    """Purpose of blocks from a worker to a store node."""
     WEIGHTS = b"weights"
-    """Model files for a worker that starts."""
+    """Purpose of model files for a worker that starts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,5 +123,5 @@ class TagSeal:
 
 
 def forged_message() -> TransferFailed:
-    """What `open_message` raises."""
+    """The error that `open_message` raises."""
     return TransferFailed("a message of the hand-off is not from a worker of this fleet", field="tag")

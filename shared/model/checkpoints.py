@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from shared.kernels.pool_view import dtype_name
 from shared.model.config.model_config import ModelConfig
 from shared.model.families.registry import FAMILIES, parse_config
 from shared.model.layers.head import HeadParameters
@@ -92,7 +93,7 @@ def write_random_checkpoint(
         "bos_token_id": None,
         "pad_token_id": None,
         "eos_token_id": None,
-        "dtype": str(dtype).removeprefix("torch."),
+        "dtype": dtype_name(dtype),
         **(extra_config or {}),
     }
     config = parse_config(fields)

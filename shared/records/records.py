@@ -34,12 +34,12 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Unless:
-    """When a write does not happen. At most one of both."""
+    """Condition under which a record is not written. At most one of both is set."""
 
     changed_from: bytes = b""
     """The record is not the one with this stamp any more."""
     exists: bool = False
-    """There is one."""
+    """A record of this key exists."""
 
 
 ALWAYS = Unless()

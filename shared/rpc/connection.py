@@ -12,7 +12,7 @@ from shared.rpc.tls import as_they_are
 from shared.tasks import end_task
 
 GRACE_S = 60.0
-"""For the calls on a channel that another one has replaced."""
+"""Seconds for the calls on a channel that another one has replaced."""
 
 
 class Connection:

@@ -124,7 +124,7 @@ class Reread(Generic[T]):
         self._tls, self._make = tls, make
         self._stamps = self._refused = self._stat()
         self.value = make()
-        """What was made last."""
+        """The value that was made last."""
 
     def fresh(self) -> T:
         """What the files give as they are now; as they were before where the new ones do not fit each other, as in the

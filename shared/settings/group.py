@@ -21,7 +21,7 @@ class SettingGroup(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     def values_of(self, group: type[BaseModel]) -> dict[str, Any]:
-        """Its values of the fields that this group has, by name."""
+        """The values of the fields that `group` has too, by name."""
         return {name: getattr(self, name) for name in group.model_fields}
 
 

@@ -13,7 +13,7 @@ def parse_adapters(text: str, field_name: str = "adapters") -> dict[str, Path]:
 
 
 def named_entries(text: str, field_name: str = "adapters") -> dict[str, str]:
-    """The same, folders as they are written. Raises ConfigError."""
+    """Folders by name, as they are written. Raises ConfigError."""
     found: dict[str, str] = {}
     for entry in text.replace(",", " ").split():
         name, equals, folder = entry.partition("=")

@@ -10,9 +10,9 @@ from shared.sizing.fit import Fit, fit
 
 HOURS_OF_A_MONTH = 730.0
 STEP = math.sqrt(2)
-"""Between two loads that are tried …"""
+"""Factor from one load that is tried to the next."""
 MOST_STEPS = 12
-"""… and how many are, in each direction: up to 64 times, and down to a 64th."""
+"""Loads that are tried in each direction: up to 64 times the given one, and down to a 64th."""
 MOST_GPUS = 256
 """A load that takes more, in two pools, is not tried: sizing it takes long, and nothing changes there any more."""
 HALVINGS = 4
@@ -25,7 +25,7 @@ class BreakEven:
     cheaper, or without prices on fewer GPUs. Requests/s; None where that is not so within 64 times."""
 
     one_pool: bool
-    """At the load itself one pool is better."""
+    """Whether one pool is better at the load itself."""
     below: float | None
     above: float | None
 

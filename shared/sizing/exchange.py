@@ -24,9 +24,9 @@ class Exchange:
     """Time that ranks take to exchange what all layers need. Seconds."""
 
     token_s: float
-    """For each token, by the bytes."""
+    """Seconds for each token, by the bytes exchanged."""
     pass_s: float
-    """For each pass through all stages, however few its tokens: latencies."""
+    """Seconds of latency for each pass through all stages, however few its tokens."""
 
 
 def exchange(model: ModelShape, gpu: GpuShape, spread: Spread, node_devices: int = 8) -> Exchange:

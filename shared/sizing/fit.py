@@ -23,7 +23,7 @@ class Cost:
     per_million_output_tokens: float
     """The decode pool's hours over the answers' tokens."""
     per_million_tokens: float
-    """All hours over all tokens."""
+    """Both pools' hours over the tokens of prompts and answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Fit:
     floor_mha: int
     """GPUs of the decode kind by memory alone, with K and V for every attention head."""
     floor: int
-    """The same with the model's own KV heads."""
+    """GPUs of the decode kind by memory alone, with the model's own KV heads."""
     prefill: PoolFit
     decode: PoolFit
     collocated: PoolFit | None

@@ -81,7 +81,7 @@ class Hardware:
     adapter_rank: int = 16
     """Rank of each of them, which adds to every projection."""
     prefill_price: float | None = None
-    """For one GPU and hour, in any currency."""
+    """Price of one GPU and hour, in any currency."""
     decode_price: float | None = None
 
     def tensor_sizes(self, model: ModelShape) -> list[int]:
@@ -139,11 +139,11 @@ class PoolFit:
     ttft_s: float | None = None
     """TTFT of the mean prompt on an idle worker."""
     tpot_s: float | None = None
-    """At that many sequences."""
+    """TPOT at the largest number of sequences on one worker."""
     busy: float | None = None
     """Share of the time in which a worker computes prompts."""
     limits: list[str] = field(default_factory=list)
-    """What set the size."""
+    """The limits that set the pools' sizes, in words."""
 
     @property
     def gpus_each(self) -> int:

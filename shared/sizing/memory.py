@@ -17,7 +17,7 @@ GB = 1e9
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What one worker holds."""
+    """Memory and KV blocks of one worker."""
 
     spread: Spread
     weight_bytes: float

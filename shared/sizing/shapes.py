@@ -20,7 +20,7 @@ class ExpertShape:
     layers: int
     """Layers that have experts."""
     num_experts: int
-    """In each of them."""
+    """Number of experts in each of these layers."""
     top_k: int
     """Experts of a token."""
     size: int

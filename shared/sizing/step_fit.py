@@ -20,17 +20,17 @@ from numpy.typing import NDArray
 from shared.sizing.step_time import StepKinds, StepTimes, StepWork
 
 BALANCES: Sequence[float] = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-"""Tokens in a step at which its products take as long as reading the weights: those that every other fit tries …"""
+"""Tokens of a step at which products may take as long as reading the weights: every other fit tries these."""
 NEAR = (0.5, 0.71, 0.84, 1.0, 1.19, 1.41, 2.0)
-"""… and times the last one, those that the fit behind it tries."""
+"""Factors on the balance found last, which the fits between try."""
 MAX_KINDS = 96
-"""Most kinds of steps; the one that was seen longest ago makes room for a new one …"""
+"""Most kinds of steps; the one that was seen longest ago makes room for a new one, except for KEPT_KINDS."""
 KEPT_KINDS = 8
-"""… but for the last 8 kinds of chunks and 8 of batches, and two sizes of batches: a worker that decodes for days still
-knows what prompts take."""
+"""Newest kinds of chunks, and of batches, that are kept, with two sizes of batches: a worker that decodes for days
+still knows what prompts take."""
 STEPS_OF_A_KIND = 7
 MIN_STEPS = 8
-"""Fewer say nothing."""
+"""Fewest steps from which coefficients are fitted."""
 FEWEST_BETWEEN_FITS = 6
 MOST_BETWEEN_FITS = 256
 """Steps after which the coefficients are computed anew: at first, or after a step of a new kind, the fewest."""
@@ -39,13 +39,13 @@ BETWEEN_FITS_S = 0.2
 step."""
 SETTLED_STEPS = 500
 HALF_LIFE = 2000
-"""Steps in which a kind that is not seen any more loses half of its weight …"""
+"""Steps in which a kind that is not seen any more loses half of its weight, down to LEAST_WEIGHT."""
 LEAST_WEIGHT = 0.05
-"""… but it keeps this much: only it can tell of such steps."""
+"""Least weight of a kind of steps: only it can tell of such steps."""
 PACE_STEPS = 15
-"""The newest steps, of whatever kind: the median of their times over those fitted scales all coefficients …"""
+"""Newest steps, of whatever kind, whose median time over the fitted one scales all coefficients."""
 PACE_INTERVAL = 8
-"""… anew after as many steps."""
+"""Steps after which the pace is taken anew."""
 
 _OUTLIER = 0.15
 """A relative error from which a kind counts less, as one whose machine was busy all the time."""

@@ -21,12 +21,12 @@ from typing import NamedTuple
 
 
 class StepWork(NamedTuple):
-    """What a step computes."""
+    """The numbers of sequences and tokens that a step computes."""
 
     num_sequences: int = 0
     """Sequences that decode a token each."""
     num_context_tokens: int = 0
-    """Whose KV these read."""
+    """Tokens whose KV the decoding sequences read."""
     num_chunk_tokens: int = 0
     """Tokens of prompts, and of what is computed again."""
     num_chunk_pairs: int = 0
@@ -112,7 +112,7 @@ class StepTimes:
         return self.fixed_s + passes * (self.pass_s + self.hidden_s(read_s, products_s) + own_s / parts)
 
     def scaled(self, factor: float) -> StepTimes:
-        """The same of a machine on which every step takes `factor` times as long."""
+        """The times of a machine on which every step takes `factor` times as long."""
         return replace(
             self, fixed_s=self.fixed_s * factor, read_s=self.read_s * factor, token_s=self.token_s * factor,
             sequence_s=self.sequence_s * factor, kv_s=self.kv_s * factor, attention_s=self.attention_s * factor,

@@ -17,7 +17,7 @@ ONE_BLANK = r"[\x20\x0A\x0D\x09]"
 """Whitespace between two tokens of a JSON text, unless a schema sets it: nothing, or this. A weak
 model would else write whitespace to the end of its answer."""
 MANY_BLANKS = ONE_BLANK + "{1,64}"
-"""The same where a request asks for any whitespace."""
+"""Whitespace between two tokens of a JSON text where a request asks for any whitespace."""
 
 _WHITESPACE_OPTIONS = ("whitespace_pattern", "whitespace_flexible")
 _META = frozenset(r"\.+*?()|[]{}^$#&-~")

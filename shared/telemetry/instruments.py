@@ -31,7 +31,7 @@ class Counter:
             sums[values] = sums.get(values, 0) + amount
 
     def read(self) -> Mapping[LabelValues, float]:
-        """All sums."""
+        """The sums by the values of their labels."""
         return self._sums.copy()  # a copy is atomic: another thread may add a key
 
 
@@ -50,7 +50,7 @@ class Histogram:
         series.add(value)
 
     def read(self) -> Mapping[LabelValues, BucketCounts]:
-        """All series."""
+        """The counts of all series by the values of their labels."""
         return self._series.copy()
 
     def series(self, *values: str) -> BucketCounts:

@@ -84,7 +84,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """All that is shown."""
+    """The figures that the command shows."""
 
     trace: Sequence[TraceRequest]
     cluster: MeasuredCluster

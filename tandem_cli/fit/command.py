@@ -29,7 +29,7 @@ _PIPED_WIDTH = 120
 
 @dataclass(frozen=True, slots=True)
 class AnswerOptions:
-    """What is answered, and where to."""
+    """The questions that are answered, and the form and place of the answers."""
 
     values: Annotated[Path | None, typer.Option("--values", help="Write values for the chart to this file.")] = None
     uri: Annotated[str, typer.Option("--uri", help="model.uri in --values; default: the model's folder.")] = ""

@@ -76,7 +76,7 @@ class LoadOptions:
 
 @dataclass(frozen=True, slots=True)
 class HardwareOptions:
-    """What may serve it."""
+    """The hardware that may serve the load."""
 
     gpu: Annotated[
         str,

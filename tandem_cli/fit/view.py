@@ -33,7 +33,7 @@ class MemoryTable:
     rows: list[dict[str, object]]
 
     def render(self) -> Table:
-        """For a terminal."""
+        """The rows as a table for a terminal."""
         rows = [
             (
                 f"{row['model']}",
@@ -328,5 +328,5 @@ def _degree_cells(one: DegreeFit, has_experts: bool) -> list[str]:
 
 
 def degrees_as_dict(fits: Sequence[DegreeFit]) -> list[dict[str, object]]:
-    """For scripts; bytes and seconds."""
+    """The fits as values for scripts; bytes and seconds."""
     return [{**asdict(one), "fits": one.fits} for one in fits]

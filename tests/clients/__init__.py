@@ -1,1 +1,1 @@
-"""Clients that people already have, unmodified, against a cluster that `tandem up` started (`make test-clients`)."""
+"""Clients that people already have, unmodified, against a cluster that `tandem serve` started (`make test-clients`)."""

@@ -85,7 +85,7 @@ def _wait(cluster: subprocess.Popen[bytes], url: str) -> None:
     deadline = time.monotonic() + DEADLINE_S
     while time.monotonic() < deadline:
         if cluster.poll() is not None:
-            raise SystemExit(f"tandem up ended with status {cluster.returncode}")
+            raise SystemExit(f"tandem serve ended with status {cluster.returncode}")
         try:
             with urllib.request.urlopen(url, timeout=5):
                 return

@@ -34,7 +34,7 @@ async def begun(run: Running, *arguments: str) -> asyncio.subprocess.Process:
 
 @contextlib.asynccontextmanager
 async def recording(run: Running, *arguments: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    """The same, once it says that it records."""
+    """A recording process, once its output says that it records."""
     process = await begun(run, *arguments)
     try:
         assert process.stderr is not None

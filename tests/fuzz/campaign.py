@@ -22,9 +22,9 @@ from tests.fuzz.proto_messages import damaged, raw_messages
 from tests.waiting import DEADLINE_S
 
 NUM_DRAWN = 1500
-"""Most cases of one kind that Hypothesis draws itself …"""
+"""Most cases of one kind that Hypothesis draws itself."""
 SHARE_DRAWN = 0.2
-"""… and their share of these, but for the first hundred."""
+"""Share of the cases that Hypothesis draws itself, but for the first hundred."""
 PATHS = {
     "/v1/completions": "CompletionRequest",
     "/v1/chat/completions": "ChatRequest",

@@ -19,6 +19,7 @@ from shared.engine.runner.runner import Runner, RunnerConfig
 from shared.engine.sampling_params import SamplingParams
 from shared.engine.speculation.speculator import Speculator
 from shared.errors import ConfigError
+from shared.kernels.pool_view import dtype_name
 from shared.kv.checksum import BlockChecksum
 from shared.kv.layout import BlockLayout
 from shared.model.decoder import Decoder
@@ -111,7 +112,7 @@ def test_the_gpu_gives_the_tokens_of_the_cpu(folder: Path) -> None:
 
 def loaded(folder: Path, dtype: torch.dtype = torch.float32) -> tuple[Decoder, BlockLayout]:
     decoder = Decoder.load(folder, dtype, "cuda")
-    config, name = decoder.config, str(dtype).removeprefix("torch.")
+    config, name = decoder.config, dtype_name(dtype)
     return decoder, config.block_layout(BLOCK_SIZE, name)
 
 

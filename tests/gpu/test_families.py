@@ -15,6 +15,7 @@ pytest.importorskip("numpy", reason="the engine's inputs are NumPy arrays")
 pytest.importorskip("safetensors", reason="checkpoints are safetensors files")
 
 from shared.engine.runner.runner import RunnerConfig
+from shared.kernels.pool_view import dtype_name
 from shared.model.adapters.random_adapter import write_random_adapter
 from shared.model.checkpoints import write_random_checkpoint
 from tests.integration.engine import test_adapters
@@ -129,7 +130,7 @@ def test_deterministic_steps_give_the_tokens_of_the_cpu(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_a_batch_in_16_bits_gives_the_same_tokens_twice(tmp_path: Path, dtype: torch.dtype) -> None:
     folder = write_family(tmp_path / "model", "Qwen3ForCausalLM")
-    kept = str(dtype).removeprefix("torch.")
+    kept = dtype_name(dtype)
     with closing(EngineRun(folder, device="cuda", dtype=dtype, kv_dtype=kept)) as run:
         first = run.generate(PROMPT, SHORT, max_tokens=NUM_TOKENS)
         run.pool.clear_cache()

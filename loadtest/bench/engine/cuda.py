@@ -25,6 +25,7 @@ from shared.engine.runner.profile_run import measure_budget
 from shared.engine.runner.runner import Runner, RunnerConfig
 from shared.engine.sampling_params import SamplingParams
 from shared.errors import ConfigError
+from shared.kernels.pool_view import dtype_name
 from shared.kv.layout import BlockLayout
 from shared.model.decoder import Decoder
 from shared.model.families.registry import parse_config
@@ -124,7 +125,7 @@ class EngineBench:
 
     def __init__(self, decoder: Decoder, steps: Sequence[Step]) -> None:
         self.config = config = decoder.config
-        dtype = str(decoder.dtype).removeprefix("torch.")
+        dtype = dtype_name(decoder.dtype)
         self.layout = config.block_layout(BLOCK_SIZE, dtype)
         num_blocks = max(step.batch * step.num_blocks for step in steps)
         longest = max(step.num_blocks for step in steps) * BLOCK_SIZE
@@ -188,7 +189,7 @@ def fitting(steps: Sequence[Step], num_blocks: int) -> list[Step]:
 
 def room(decoder: Decoder, steps: Sequence[Step]) -> int:
     """Blocks that the device has room for beside the weights and the largest of these steps, as for a worker."""
-    layout = decoder.config.block_layout(BLOCK_SIZE, str(decoder.dtype).removeprefix("torch."))
+    layout = decoder.config.block_layout(BLOCK_SIZE, dtype_name(decoder.dtype))
     most_tokens = max(step.batch * step.count for step in steps)
     longest = max(step.start + step.count for step in steps)
     batch = max(step.batch for step in steps)

@@ -52,7 +52,7 @@ class Case:
 
 
 def cases(context: int) -> list[Case]:
-    """All of them."""
+    """Every case of this benchmark, for sequences of `context` tokens."""
     every = tuple(range(1, NUM_ADAPTERS + 1))
     found = [Case(f"decode {batch}, one adapter", Step(batch, context, 1), (1,), 0.95) for batch in (1, 8, 32)]
     return [

@@ -27,6 +27,7 @@ from loadtest.rig.results import Report, Result, machine
 from shared.engine.plan import PlannedSequence, SampleSpec, StepPlan
 from shared.engine.runner.runner import Runner, RunnerConfig
 from shared.engine.sampling_params import SamplingParams
+from shared.kernels.pool_view import dtype_name
 from shared.model.decoder import Decoder
 from shared.model.families.registry import parse_config
 from shared.model.random_weights import random_decoder
@@ -189,7 +190,7 @@ def measure(decoder: Decoder, steps: Sequence[MixedStep], rounds: int, pieces: i
     """Least seconds of each step, by a runner with a pool of its own. `pieces`: longest step that runs in captured
     pieces."""
     config = decoder.config
-    layout = config.block_layout(BLOCK_SIZE, str(decoder.dtype).removeprefix("torch."))
+    layout = config.block_layout(BLOCK_SIZE, dtype_name(decoder.dtype))
     most = max(step.num_tokens for step in steps)
     longest = max(max(step.start + 1, step.before + step.chunk) for step in steps)
     batch = max(step.num_decodes + bool(step.chunk) for step in steps)

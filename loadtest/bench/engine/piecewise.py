@@ -21,6 +21,7 @@ from loadtest.rig.command_line import Option, Out
 from loadtest.rig.results import Report, Result
 from shared.engine.plan import NoToken, SampledToken, StepResult
 from shared.engine.runner.runner import Runner, RunnerConfig
+from shared.kernels.pool_view import dtype_name
 from shared.model.decoder import Decoder
 from shared.model.families.registry import parse_config
 from shared.model.random_weights import random_decoder
@@ -51,7 +52,7 @@ class Pair:
         """Both are ready for these steps when it returns; that took them `start_s` and `start_bytes` of the device's
         memory, the eager one first."""
         config = decoder.config
-        layout = config.block_layout(BLOCK_SIZE, str(decoder.dtype).removeprefix("torch."))
+        layout = config.block_layout(BLOCK_SIZE, dtype_name(decoder.dtype))
         most = max(step.num_tokens for step in steps)
         num_blocks = max(step.num_blocks for step in steps)
         self.vocab_size = config.vocab_size

@@ -21,7 +21,7 @@ _TAIL = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a step ended."""
+    """How a step of the check ended."""
 
     name: str
     command: str

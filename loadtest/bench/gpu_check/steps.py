@@ -36,7 +36,7 @@ class CheckStep:
     minutes: float
     gpu: bool = True
     program: str = ""
-    """Not part of Python."""
+    """Program that the step runs and that is no part of Python."""
     packages: tuple[str, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
 

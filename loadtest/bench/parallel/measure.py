@@ -25,6 +25,7 @@ from shared.cores.core_choice import CoreShare
 from shared.cores.topology import read_topology
 from shared.engine.runner.runner import Runner
 from shared.errors import TandemError
+from shared.kernels.pool_view import dtype_name
 from shared.model.ranks.rank_decoder import RankDecoder
 from shared.model.ranks.shard import Degrees
 from shared.model.weights.loader import fingerprint
@@ -61,7 +62,7 @@ def measure_steps(folder: Path, dtype: torch.dtype, degrees: Degrees, pairs: int
 @contextmanager
 def _group_runner(folder: Path, dtype: torch.dtype, whole: Bench, degrees: Degrees) -> Iterator[Runner]:
     """The leader's runner of a group whose followers are processes."""
-    name = str(dtype).removeprefix("torch.")
+    name = dtype_name(dtype)
     cores = tuple(sorted(os.sched_getaffinity(0)))
     share = CoreShare((), max(degrees.num_ranks, len(cores)))
     group = RankGroup("bench", str(folder), degrees, dtype, whole.decoder.kernels.name, share, read_topology())

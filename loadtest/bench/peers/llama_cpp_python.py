@@ -125,7 +125,7 @@ class LlamaCpp:
         )
 
     def _drafts(self, num_guesses: int) -> Any:
-        """What guesses for it."""
+        """The drafter of a request, as llama_cpp takes it."""
         import numpy
         from llama_cpp.llama_speculative import (  # type: ignore[import-not-found, unused-ignore]
             LlamaDraftModel,

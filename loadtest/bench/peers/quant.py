@@ -9,7 +9,8 @@ from typing import Annotated
 import torch
 
 from loadtest.bench.peers.adapter import INT4, INT8, PLAIN, W4A8, W4A8_WIDE, W8A8, W8A8_WIDE
-from loadtest.bench.peers.measure import OURS, PEERS_IN_FEWER_BITS, Turns, compare, conclude
+from loadtest.bench.peers.measure import OURS, Turns, compare, conclude
+from loadtest.bench.peers.venvs import PEERS_IN_FEWER_BITS
 from loadtest.rig.command_line import Option, Out, choice, names
 from loadtest.rig.models import SHAPES, checkpoint
 from loadtest.rig.results import Report

@@ -74,7 +74,7 @@ class Outcome:
     prefill_worker: str
     num_cached_tokens: int
     ttft_s: float
-    """From sending to the first token."""
+    """Seconds from sending to the first token."""
 
 
 class Client:

@@ -169,7 +169,7 @@ class RelayService:
 
     @property
     def endpoints(self) -> dict[str, str]:
-        """The same as the router's."""
+        """Addresses by API, as a router names its own."""
         return {"grpc": self._server.address}
 
     async def close(self) -> None:

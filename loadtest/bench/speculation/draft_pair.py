@@ -19,6 +19,7 @@ from shared.engine.sampling_params import SamplingParams
 from shared.engine.speculation.draft_model import DraftModel
 from shared.engine.speculation.head_model import HeadGuess
 from shared.kernels.lora.step import PackedAdapter
+from shared.kernels.pool_view import dtype_name
 from shared.kv.pool import BlockPool
 from shared.model.decoder import Decoder
 from shared.model.families.registry import load_config
@@ -165,7 +166,7 @@ def paired_steps(
     """Steps of a decoder with a head, and of a small checkpoint with one, which is loaded in fp32."""
     config, small = RunnerConfig(max_num_seqs=most_seqs), Decoder.load(chooses, torch.float32, "cpu", has_head=True)
     layouts = (
-        decoder.config.block_layout(block_size, str(decoder.dtype).removeprefix("torch."), has_head=True)
+        decoder.config.block_layout(block_size, dtype_name(decoder.dtype), has_head=True)
         for decoder in (computes, small)
     )
     big, own = (

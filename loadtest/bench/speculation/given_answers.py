@@ -116,9 +116,9 @@ class GivenAnswers:
         """`clock`: in seconds."""
         self._runner = runner
         self.clock = clock
-        """Of `times`."""
+        """The clock of `times`, seconds."""
         self.answers: dict[str, Sequence[int]] = {} if answers is None else answers
-        """By sequence id."""
+        """The given answers by sequence id."""
         self.times: StepTimes | None = None
         """What steps are noted in; not those that are launched ahead, which wait for one another."""
 

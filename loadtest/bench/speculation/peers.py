@@ -13,17 +13,9 @@ from typing import Annotated
 import torch
 
 from loadtest.bench.peers.adapter import DRAFT, NGRAM, PLAIN
-from loadtest.bench.peers.measure import (
-    OURS,
-    PAUSE_S,
-    PEERS_IN_FEWER_BITS,
-    CannotRun,
-    EngineProcess,
-    conclude,
-    has_started,
-    install,
-    python,
-)
+from loadtest.bench.peers.measure import OURS, conclude, has_started
+from loadtest.bench.peers.turns import PAUSE_S, CannotRun, EngineProcess
+from loadtest.bench.peers.venvs import PEERS_IN_FEWER_BITS, install, python
 from loadtest.bench.speculation.texts import CASES
 from loadtest.rig.command_line import Option, Out, choice, integers, names
 from loadtest.rig.measure import median_ratio, turns

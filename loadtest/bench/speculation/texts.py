@@ -130,7 +130,7 @@ def greedy(number: int) -> Text:
 
 
 def sampled(number: int) -> Text:
-    """The same prompt; the answer is what the demo model writes, sampled."""
+    """The prompt of `greedy`; the answer is what the demo model writes, sampled."""
     return Text(greedy(number).prompt, temperature=0.8, is_own=True)
 
 

@@ -81,7 +81,7 @@ class ElasticPool:
 
     @property
     def count(self) -> PoolCount:
-        """For the planner."""
+        """The pool's numbers of workers, as the planner takes them."""
         ready = [member for member in self._members.values() if member.ready_s >= 0 and not member.draining]
         cold_since_s = self._world.clock.now_s - self._life.cold_s
         return PoolCount(

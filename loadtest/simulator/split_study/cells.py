@@ -38,7 +38,7 @@ class Cell(NamedTuple):
 
     @property
     def name(self) -> str:
-        """In files and tables."""
+        """Name of the cell in files and tables."""
         return f"{self.workload}, {self.targets}, {self.load:g}"
 
 
@@ -80,7 +80,7 @@ class Loads:
 
 
 class Compared(NamedTuple):
-    """What a cell gave."""
+    """The outcomes of one cell's systems."""
 
     best: Run
     """The best static system's: of all splits of two pools, and one pool with chunks of a number of tokens."""
@@ -98,7 +98,7 @@ class Compared(NamedTuple):
 
     @property
     def ratio_by_time(self) -> float:
-        """The same over one pool with chunks by time."""
+        """Goodput of auto over that of one pool with chunks by time."""
         return self.auto.goodput / max(self.by_time.goodput, 1e-9)
 
 

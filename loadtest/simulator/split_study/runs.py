@@ -32,7 +32,7 @@ class Runs:
         return None if row is None else Run(**{name: row[name] for name in Run._fields})
 
     def add(self, key: Key, system: System, run: Run) -> None:
-        """At once, in a line."""
+        """Appends a run to the file at once, as a line."""
         self._add({**key, "system": system.name, "commit": self.commit, **run._asdict()})
 
     def capacity(self, key: Key) -> tuple[float, list[System]] | None:

@@ -35,7 +35,7 @@ class System(NamedTuple):
 
     @property
     def name(self) -> str:
-        """In tables."""
+        """Name of the system in tables."""
         if self.policy == STATIC:
             return f"{self.num_prefills} prefill" + (", the slow ones first" if self.slow_first else "")
         if self.policy == COLLOCATED:

@@ -84,7 +84,7 @@ class HolderTable:
         """`fields` is the whole hash. Raises Internal if it does not have the format described above."""
         self.version = version
         self.live: dict[bytes, Holder] = {}
-        """By id, encoded as in the records."""
+        """Live holders by id, which is encoded as in the records."""
         self._remembered: dict[bytes, tuple[Holder, ...]] = {}
         try:
             self.num_deaths = int(fields.get(DEAD_FIELD, b"0"))

@@ -65,9 +65,8 @@ class Sweeper:
 
     async def close(self) -> None:
         """Stops, even in the middle of a walk; the next walk starts over."""
-        if self._task is not None:
-            task, self._task = self._task, None
-            await end_task(task)
+        task, self._task = self._task, None
+        await end_task(task)
 
     async def expire(self) -> int:
         """Forgets holders that sent nothing for the whole lease; returns how many. Raises StoreUnavailable.

@@ -108,7 +108,7 @@ class DiskTier:
 
     @property
     def folder(self) -> Path:
-        """Where its blocks are, and the pins of its node."""
+        """Folder of the tier's blocks and of its node's pins."""
         return self._folder
 
     @property

@@ -56,7 +56,7 @@ class EvictionOrder:
         self._ranks[rank][block_hash] = None
 
     def remove(self, block_hash: bytes) -> Rank | None:
-        """Its rank; None where it was not here."""
+        """Removes a block; returns its rank, or None where it was not in the order."""
         rank = self.rank_of(block_hash)
         if rank is not None:
             del self._ranks[rank][block_hash]

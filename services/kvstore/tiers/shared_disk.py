@@ -134,7 +134,7 @@ class Neighbours:
         return block_hash in self._counts
 
     def paths(self, block_hash: bytes) -> list[Path]:
-        """Where it lies."""
+        """The block's files in the folders of all nodes, as of the last look."""
         paths = [block_path(folder, block_hash) for folder in self._folders]
         return [path for path in paths if block_hash in self._seen.get(path.parent, (0, frozenset[bytes]()))[1]]
 

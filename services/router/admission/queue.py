@@ -132,7 +132,7 @@ class AdmissionQueue(Generic[T]):
         self.num_tokens = 0
         """Tokens of the prompts that wait to be computed."""
         self.num_pairs = 0.0
-        """Their pairs, see `Work`."""
+        """Pairs of tokens of the queued prompts, see `Work`."""
         self.num_due = 0
         """Requests that wait and have a deadline."""
         self._order = order

@@ -248,7 +248,7 @@ class CacheServicer(cache_pb2_grpc.CacheServiceServicer):
 
     def _require_nodes(self, names: Sequence[str]) -> None:
         if not names:
-            raise StoreUnavailable("no store node is configured: `tandem up --store-host-bytes …` starts one")
+            raise StoreUnavailable("no store node is configured: `tandem serve --store-host-bytes …` starts one")
 
     def _known_index(self) -> KVStoreClient:
         if self._index is None:

@@ -32,9 +32,8 @@ class CacheWatch:
 
     async def close(self) -> None:
         """Ends the probes."""
-        if self._task is not None:
-            task, self._task = self._task, None
-            await end_task(task)
+        task, self._task = self._task, None
+        await end_task(task)
 
     async def look(self) -> tuple[str, ...]:
         """Probes everything once; returns messages about what fails."""

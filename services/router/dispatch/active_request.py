@@ -35,9 +35,9 @@ PAUSE = 2.0
 """From the end of a pass to the next one, in lengths of the pass. A write is paid for about twice, in the pass and when
 gRPC reports that it is done; the rest is for reading. Less sends more messages with fewer tokens in each."""
 MAX_PAUSE_S = 0.1
-"""However long a pass took: something else than writing may have held it up."""
+"""Longest pause between two passes, seconds: a pass that took longer was delayed by something else than writing."""
 MIN_PAUSE_S = 0.001
-"""Less is none: timers are no finer."""
+"""Shortest pause, seconds: timers are no finer."""
 
 
 class WriteCoalescer:
@@ -171,7 +171,7 @@ class ActiveRequest:
 
     @property
     def finished(self) -> bool:
-        """Its last token came."""
+        """Whether the last token came."""
         return self.state is RequestState.FINISHED
 
     # --- the dispatcher's side

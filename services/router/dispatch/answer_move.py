@@ -29,7 +29,7 @@ MOVE_TIMEOUT_S = 30.0
 _ASKS = (RequestEvent.MOVE, RequestEvent.ASKED_ANEW)
 """Each gives the sequence on the next worker a name of its own."""
 PREPARING = (RequestState.COPYING, RequestState.CLOSING_UP)
-"""Both workers have the answer."""
+"""States of a move in which both workers have the answer."""
 
 
 class Seat(NamedTuple):

@@ -47,7 +47,7 @@ _SPAN_IDS = (1 << 64) - 1
 
 
 class RequestState(Enum):
-    """Where a request is."""
+    """The state of a request in the router's core."""
 
     QUEUED = "queued"
     """In the admission queue, or on its way there."""
@@ -162,7 +162,7 @@ class Ask(NamedTuple):
     """time.perf_counter() seconds, when the edge had the head of the call."""
     num_prompt_tokens: int = 0
     prompt: int = 0
-    """The same number for all answers to one prompt of a call."""
+    """Number of the prompt within its call; all answers to one prompt share it."""
     max_tokens: int | None = None
     temperature: float = 0.0
     top_p: float = 1.0
@@ -232,7 +232,7 @@ class RequestRecord:
     """Fingerprints of the weights that its tokens are of: one, but where an attempt after a change went on with what
     others before it had produced."""
     num_output_tokens: int = 0
-    """From the workers, without those of an earlier call."""
+    """Tokens from the workers, without those of an earlier call."""
     num_cached_tokens: int = 0
     """Prompt tokens whose KV was not recomputed."""
     num_fetched_tokens: int = 0
@@ -286,7 +286,7 @@ class RequestRecord:
 
     @property
     def state(self) -> RequestState:
-        """Where it is, or how it ended, for the core."""
+        """The request's state in the core, after the newest entry."""
         return self.entries[-1].state if self.entries else RequestState.QUEUED
 
     @property

@@ -148,7 +148,7 @@ class PoolRequest:
 
 @dataclass(frozen=True, slots=True)
 class Pooled:
-    """What came of it."""
+    """The result of a pooled prompt."""
 
     vector: bytes  # [hidden_size] fp32, little-endian
     num_cached_tokens: int

@@ -372,7 +372,7 @@ def _given(assignment: asyncio.Future[Attempt]) -> Attempt | None:
 
 
 def _work(active: ActiveRequest) -> Work:
-    """What of its tokens is to be computed, wherever most of them lie."""
+    """The work of a request's tokens behind the longest prefix that any worker holds."""
     num_tokens = active.num_tokens
     num_cached = min(active.hits.peer, num_tokens - 1)
     return Work.of(num_tokens - num_cached, num_cached)

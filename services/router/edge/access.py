@@ -67,9 +67,9 @@ class Access:
     def __init__(self, log: AccessLog = "off", paths: Collection[str] = ()) -> None:
         """`paths`: those that are counted by name."""
         self.http = Counter()
-        """By method, path, status."""
+        """Number of HTTP calls by method, path and status."""
         self.grpc = Counter()
-        """By method, code."""
+        """Number of gRPC calls by method and code."""
         self._log = log
         self._paths = frozenset(paths)
 

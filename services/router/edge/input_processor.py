@@ -193,7 +193,7 @@ class InputProcessor:
         self.ledger: Ledger = ledger or Uncounted()
         """Counts the end of every request, over all APIs."""
         self.pooling = pooling or PoolingConfig()
-        """How its embeddings are made, if they are."""
+        """How embeddings are pooled, or why there are none."""
         self.traces = traces or CallTraces()
         """Where each call begins its trace."""
         self._sessions = sessions

@@ -13,7 +13,7 @@ from shared.errors import InvalidRequest, ModelNotFound, NotFound, brief
 
 MAX_ADAPTER_NAME_LEN = 256
 ALL_ADAPTERS = AdapterRights({})
-"""Everybody may use every adapter."""
+"""Rights by which every tenant may use every adapter."""
 
 
 class NamesAdapters(Protocol):
@@ -48,11 +48,11 @@ class ChangesWeights(Protocol):
         ...
 
     async def sleep(self, names: Sequence[str] = (), timeout_s: float = 0.0) -> list[str]:
-        """These workers, or all, free their weights; returns the names."""
+        """Lets the named workers, or all, free their weights; returns the names."""
         ...
 
     async def wake(self, names: Sequence[str] = ()) -> list[str]:
-        """These workers, or all that sleep, load them again; returns the names."""
+        """Lets the named workers, or all that sleep, load their weights again; returns the names."""
         ...
 
     def asleep(self) -> list[str]:
@@ -65,7 +65,7 @@ class ModelNames:
     """What clients call one model, and what administrators change of it."""
 
     name: str
-    """In replies and in `/v1/models`."""
+    """The model's name in replies and in `/v1/models`."""
     aliases: tuple[str, ...] = ()
     """Further names that are accepted."""
     beside: tuple[str, ...] = ()
@@ -73,7 +73,7 @@ class ModelNames:
     adapters: NamesAdapters | None = None
     """Adapters of the model; None: there are none."""
     rights: AdapterRights = ALL_ADAPTERS
-    """Who may use which."""
+    """The tenants' rights to use adapters."""
     weights: ChangesWeights | None = None
     """None: there are no workers."""
 
@@ -118,14 +118,14 @@ class ModelNames:
     def known_adapters(self) -> NamesAdapters:
         """Raises NotFound where the model has none."""
         if self.adapters is None:
-            raise NotFound(f"{self.name} takes no adapters")
+            raise NotFound(f"{self.name} takes no adapters", field="model", value=self.name)
         return self.adapters
 
     @property
     def known_weights(self) -> ChangesWeights:
         """Raises NotFound where there are no workers."""
         if self.weights is None:
-            raise NotFound(f"{self.name} has no workers")
+            raise NotFound(f"{self.name} has no workers", field="model", value=self.name)
         return self.weights
 
     def check_free(self, adapter: str) -> None:

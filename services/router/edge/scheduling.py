@@ -35,7 +35,7 @@ RETENTIONS = {"in-memory": 0.0, "in_memory": 0.0, "5m": 300.0, "1h": 3600.0, "24
 
 @dataclass(frozen=True, slots=True)
 class SchedulingHints:
-    """All of them, parsed."""
+    """The scheduling headers of a call, parsed."""
 
     tenant: str = "default"
     priority: int = 0
@@ -111,21 +111,23 @@ def check_next_turn(field: str, value: float, unit_s: float) -> None:
 def _next_turn_s(text: str) -> float | None:
     if not text:
         return None
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
+    value = number_of(text)
     check_next_turn("x-next-turn-ms", value, 1e-3)
     return value / 1e3
+
+
+def number_of(text: str) -> float:
+    """The number that a header or a parameter gives; NaN, which no bound admits, where it gives none."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
 
 
 def _timeout_s(text: str) -> float:
     if not text:
         return 0.0
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
+    value = number_of(text)
     if not 0 < value <= 86_400_000:
         raise InvalidRequest(
             f"x-ttft-timeout-ms must be milliseconds above 0, at most a day, got {text[:32]!r}",

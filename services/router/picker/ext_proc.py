@@ -46,7 +46,7 @@ def subset_value(request: ext_proc.ProcessingRequest) -> object:
 
 
 def destination(endpoints: Sequence[str]) -> tuple[ext_proc.HeaderMutation, Struct]:
-    """The same list as a header and as metadata."""
+    """The list of endpoints, as a header and as metadata."""
     value = ",".join(endpoints)
     header = HeaderValueOption(
         header=HeaderValue(key=DESTINATION, raw_value=value.encode()),

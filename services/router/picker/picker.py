@@ -70,7 +70,7 @@ class Picker:
             return None
 
     def _own(self, endpoints: list[Endpoint]) -> Endpoint | None:
-        """This router among them."""
+        """This router's own endpoint among `endpoints`; None where it is not there."""
         if endpoints is not self._seen:  # a new look; the machine's addresses may have changed as well
             self._seen = endpoints
             self._own_hosts = frozenset(each.address for of in psutil.net_if_addrs().values() for each in of)

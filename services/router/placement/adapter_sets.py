@@ -93,7 +93,7 @@ class AdapterSets:
         return min(1.0, found)
 
     def size(self, adapter: str, num_workers: int, now_s: float) -> int:
-        """Its number of homes among these: at least one, at most all."""
+        """The number of an adapter's homes among `num_workers`: at least one, at most all."""
         return max(1, min(num_workers, math.ceil(HEADROOM * self.share(adapter, now_s) * num_workers)))
 
     def homes(self, adapter: str, pool: Pool, now_s: float) -> tuple[str, ...]:

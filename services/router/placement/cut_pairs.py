@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 FIRST_AVOIDED_S = 15.0
-"""A pair is avoided for this long after its first failure; twice as long after each failure of a trial …"""
+"""Time that a pair is avoided after its first failure; twice as long after each failed trial, up to MAX_AVOIDED_S."""
 MAX_AVOIDED_S = 240.0
-"""… up to this."""
+"""Longest time that a pair is avoided between two trials, seconds."""
 TRIAL_S = 10.0
 """One request tries the pair anew. The others avoid it until that one has succeeded or failed, or for this long."""
 

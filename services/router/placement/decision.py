@@ -81,7 +81,7 @@ class Pair(NamedTuple):
 
     decode: str
     prefill: str
-    """The same name: the prompt is computed where its answer runs."""
+    """Equal to `decode`: the prompt is computed where its answer runs."""
     ttft_s: float
     """Predicted, from now."""
     tpot_s: float

@@ -24,7 +24,7 @@ SHARES = (1.0, 0.98, 0.95, 0.9, 0.8, 0.65, 0.5, 0.3, 0.1)
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """What arrives, in the mean."""
+    """The mean request and the rate of arrivals."""
 
     rate: float
     """Requests a second."""
@@ -102,7 +102,7 @@ class Demand:
         return AnswerLife(self._lengths)
 
     def mix(self, now_s: float) -> Mix:
-        """All that arrives."""
+        """The mix of all requests that arrive."""
         rate, lens = self.rate(now_s), _some_lens(self._newest)
         context = self._context / max(self._count, 1e-9)
         return Mix(rate, self.prompt, context, self.output_len, lens, self._count)
@@ -174,7 +174,7 @@ class Demand:
 
 
 class SteadyDemand(Demand):
-    """The same at all times."""
+    """A demand that is the same at all times."""
 
     def __init__(self, mix: Mix) -> None:
         super().__init__()

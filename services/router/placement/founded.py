@@ -122,8 +122,8 @@ class _Seen:
 
 
 def _ratios(works: Sequence[StepWork], own: StepTimes, other: StepTimes) -> tuple[float, float]:
-    """How many times as long as by `other` a worker's steps take by its `own` fit: (of answers, of prompts), the one
-    that it knows nothing of as the other one."""
+    """Time of a worker's steps by its `own` fit over that by `other`: (of answers, of prompts); a kind of steps that it
+    has not run has the other kind's."""
     found = [own.step_s(work) / max(other.step_s(work), LEAST_S) for work in works]
     bounded = [min(MOST_RATIO, max(1 / MOST_RATIO, ratio)) for ratio in found]
     return bounded[0], bounded[-1]

@@ -37,11 +37,11 @@ class Kind(NamedTuple):
     names: tuple[str, ...]
     """Workers in the order in which they are to decode."""
     times: StepTimes
-    """As those that decode know them …"""
+    """Step times as the workers that decode know them."""
     prompt_times: StepTimes
-    """… and as the others do. What a worker has not done for long it knows badly."""
+    """Step times as the other workers know them: a worker's fit is poor for steps that it has not run for long."""
     num_tokens: float
-    """Whose KV answers may hold in a worker's blocks."""
+    """Tokens of which the answers' KV fits into a worker's blocks."""
     max_num_seqs: int
     budget: float
     prompt_rate: float = 0.0
@@ -65,10 +65,10 @@ class Headroom:
         self._tpot_s, self._ttft_s, self._apart = tpot_target_s, ttft_target_s, apart
         self._step_s = AIM * tpot_target_s  # of workers that decode, with and without chunks: neither gets the rest
         self.gap_s = 0.0
-        """From a first token that was computed elsewhere to the second one, seconds: what a hand-off takes of the
-        target for TPOT …"""
+        """Seconds from a first token that was computed elsewhere to the second one, which a hand-off takes of the
+        target for TPOT."""
         self.hand_off_s = 0.0
-        """… and its messages, of the target for TTFT."""
+        """Seconds that a hand-off's messages take of the target for TTFT."""
 
     def answers(self, mix: Mix) -> float:
         """Answers that run at a time, with steps as long as they may be."""

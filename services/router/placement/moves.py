@@ -24,9 +24,9 @@ LEAST_LEFT_TOKENS = 32
 REST_S = 5.0
 """An answer does not move again before this time has passed since its last move began, seconds."""
 STRAINED_S = 1.0
-"""A worker is relieved once it has been too slow for this long …"""
+"""Seconds that a worker has to be too slow before it is relieved."""
 RELIEF_S = 2.0
-"""… and then of one answer in this time: its reports have to show what the last move changed. Seconds."""
+"""Seconds between two answers that leave a slow worker: its reports have to show what the last move changed."""
 RESCUE_GAIN = 0.8
 """A rescue needs a worker whose step with the answer takes at most this share of the present one's."""
 

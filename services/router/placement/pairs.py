@@ -68,10 +68,10 @@ FAR = 5.0
 GUEST = 0.1
 """In score: several routers see the same idle worker at once, and all would use it."""
 QUEUED_STEPS = 4
-"""Steps of the target's length in which a worker computes its queue, so that it has room for a further prompt: what
-waits at the router can still go to the worker that is free first …"""
+"""Longest queue of a worker that has room for a further prompt, in steps of the target's length: what waits at the
+router can still go to the worker that is free first. See QUEUED_PROMPTS."""
 QUEUED_PROMPTS = 1.25
-"""… or mean prompts that its queue may be long, where that is more."""
+"""Longest such queue in mean prompts, where that is longer than QUEUED_STEPS."""
 SAMPLE = 64
 """Workers whose queues tell how long a request waits; of a larger pool half of each kind."""
 MEAN_RATE = 0.02
@@ -178,7 +178,7 @@ class PairPolicy:
 
     @property
     def _life_s(self) -> float:
-        """How long an answer runs, in the mean."""
+        """Mean time from an answer's first token to its last, seconds."""
         return self._demand.num_gaps * self._tpot_s
 
     def _steady_rate(self, work: Work) -> float:

@@ -217,7 +217,7 @@ class TtftPredictor:
         return self.adapter_s[view.adapters.get(adapter, Tier.FOLDER)] if adapter else 0.0
 
     def least_load_s(self, pool: Pool, adapter: str) -> float:
-        """The same of the worker that has it soonest."""
+        """Seconds of load of the worker that has the adapter soonest."""
         return min((self.load_s(view, adapter) for view in pool if view.accepting), default=0.0) if adapter else 0.0
 
     def _behind_load_s(self, model: CostModel, view: WorkerView, request: PlacementRequest) -> float | None:

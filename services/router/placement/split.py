@@ -39,7 +39,7 @@ WORTH = 1.25
 the other, and what a mean mix does not say cost a tenth to a quarter of what the steps let expect. It has to be worth
 as much more as the mean prompt may be wrong by, beyond KNOWN: else it turns with each long prompt of a slow stream."""
 KNOWN = 0.05
-"""Relative error up to which a mean prompt is known: so much is in WORTH."""
+"""Relative error up to which a mean prompt is known; WORTH includes it."""
 MOST_SPLITS = 40
 """Most splits that are compared; of a larger fleet an even choice and the neighbours of the present one."""
 SHORT = 0.1
@@ -64,7 +64,7 @@ class Served(NamedTuple):
     mix: Mix
     """What is left to be served."""
     room: float
-    """How many times that mix there is room for."""
+    """How many times the mix the workers have room for."""
 
 
 class SplitController:
@@ -84,7 +84,7 @@ class SplitController:
         self._tpot_s = tpot_target_s
         self._ttft_s = ttft_target_s
         self.headroom = Headroom(tpot_target_s, ttft_target_s, apart=apart)
-        """What splits are judged by."""
+        """The room of splits, by which they are compared."""
         self._next_s = -math.inf
         self._left: dict[str, float] = {}  # when workers stopped being among those that decode
         self.split = Split(frozenset(), math.inf)

@@ -74,7 +74,7 @@ class Tier(IntEnum):
     """Where a worker has an adapter; the nearer one counts."""
 
     FOLDER = 0
-    """It is to be read."""
+    """The adapter is to be read from its folder."""
     HOST = 1
     """A copy in the host's memory."""
     READY = 2
@@ -85,8 +85,8 @@ GUEST_AFTER_S = 0.5
 """A worker of another router's shard counts as one's own once no other router's prompt was seen there for this long,
 which is longer than any report is old. Seconds."""
 GUEST_TURN_S = 0.25
-"""So much later for each router whose turn comes before. All see a worker become idle by the same report: without turns
-all that have requests waiting would use it at once. Seconds."""
+"""Delay for each router whose turn comes before, seconds. All routers see a worker become idle by the same report:
+without turns all that have requests waiting would use it at once."""
 
 
 def own_workers(workers: Collection[str], router: str, routers: Sequence[str]) -> set[str]:
@@ -134,9 +134,9 @@ class WorkerView:
     num_context_tokens: int = 0
     """Tokens of those."""
     num_promised: int = 0
-    """Answers that do not run yet …"""
+    """Answers that do not run yet."""
     num_promised_tokens: int = 0
-    """… and their tokens."""
+    """Tokens of the answers that do not run yet."""
     times: StepTimes | None = None
     """What its steps take, as it has learnt; None before it has."""
     max_step_tokens: int = 0

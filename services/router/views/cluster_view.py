@@ -36,7 +36,7 @@ class RequestRow:
 
 @dataclass(frozen=True, slots=True)
 class RequestDetail:
-    """What is known of one request beside its row."""
+    """Details of one request beside its row."""
 
     row: RequestRow
     split: dict[str, float]

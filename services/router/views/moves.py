@@ -31,7 +31,7 @@ class MoveAccount(NamedTuple):
     outcome: MoveOutcome | None
     """None while it is under way."""
     ended_at: float
-    """When that was known; 0 while it is not."""
+    """Time at which the outcome was known; 0 while it is not."""
     error: str
     """The code of the error that decided it; empty where none did."""
 

@@ -18,9 +18,10 @@ from shared.errors import InvalidRequest, Overloaded
 MAX_RECORDINGS = 4
 """Most recordings of one model at once."""
 MAX_WAITING = 10_000
-"""Ended requests that a client has not read yet …"""
+"""Most ended requests that a client has not read yet; those beyond are counted and dropped."""
 MAX_WAITING_IDS = 2_000_000
-"""… and ids of their blocks, of 8 bytes each. Those beyond are counted and dropped."""
+"""Most ids of blocks, 8 bytes each, of requests that a client has not read yet; requests beyond are counted and
+dropped."""
 MIN_KEY_BYTES, MAX_KEY_BYTES = 16, 64
 BLOCK_STEP, MAX_BLOCK_SIZE = 16, 65_536
 """Tokens of an id are a multiple of the one, up to the other."""
@@ -79,7 +80,7 @@ class Recording:
 
     @property
     def is_over(self) -> bool:
-        """It takes no more, and all were read."""
+        """Whether it takes no more requests and all of them were read."""
         return not (self._is_open or self._running or self._ended)
 
     def began(self, request: Request, record: RequestRecord) -> None:

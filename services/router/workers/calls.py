@@ -11,7 +11,7 @@ from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2
 
 
 class SendCommand(Protocol):
-    """How a link sends."""
+    """The function by which a link sends a command."""
 
     def __call__(self, **command: Any) -> None:
         """Queues a command, named by its field; raises WorkerLost while the worker is not connected."""

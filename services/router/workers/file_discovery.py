@@ -53,7 +53,7 @@ class FileDiscovery:
 
     @property
     def failure(self) -> str:
-        """What is wrong with the file."""
+        """The fault of the file; empty = none."""
         return f"workers file {self._path}: {self._failure}" if self._failure else ""
 
     def start(self, on_change: Callable[[], None]) -> None:
@@ -63,9 +63,8 @@ class FileDiscovery:
 
     async def close(self) -> None:
         """Ends the watch."""
-        if self._task is not None:
-            task, self._task = self._task, None
-            await end_task(task)
+        task, self._task = self._task, None
+        await end_task(task)
 
     async def _watch(self, on_change: Callable[[], None]) -> None:
         while True:

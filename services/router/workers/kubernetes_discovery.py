@@ -18,7 +18,7 @@ ROLE_LABEL = "tandem-llm.io/role"
 PORT = "session"
 """Name of the container port that the worker serves sessions on."""
 TOPOLOGY_LABELS = ("topology.kubernetes.io/zone", "tandem-llm.io/rack", "tandem-llm.io/nvlink-domain")
-"""Where it stands, widest first."""
+"""Labels of a Pod's place, widest first."""
 ROLES = {"prefill": PREFILL, "decode": DECODE, "collocated": DECODE, "auto": BOTH}
 """A collocated worker is a decode worker that computes its own prompts; one of auto hands over too."""
 

@@ -124,7 +124,7 @@ class WorkerLink:
 
     @property
     def load(self) -> types_pb2.Load:
-        """Its last report."""
+        """The worker's newest load report."""
         return self._standing.load
 
     @property

@@ -40,7 +40,7 @@ class Greeting:
     limits: LivenessLimits = field(default_factory=LivenessLimits)
     router_incarnation: int = 0
     tpot_target_s: float = 0.0
-    """What workers bound their steps by; 0 = nothing."""
+    """Target of time per token by which workers bound their steps, seconds; 0 = none."""
 
     def hello(self, session: int) -> bytes:
         """The first command of the session of that number with a worker, which is its epoch."""

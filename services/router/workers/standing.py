@@ -23,7 +23,7 @@ class Standing:
     def __init__(self, name: str, label: tuple[str, ...], pools: Mapping[WorkerRole, Pool]) -> None:
         """`pools` are the placement's, by the roles in which the router uses the worker."""
         self.load = types_pb2.Load()
-        """Its last report."""
+        """The worker's newest load report."""
         self.retired = False
         """No new work for it, and its name in the pool may be another link's."""
         self.suspicion = ""

@@ -161,7 +161,7 @@ class AdapterPool:
         return known
 
     def unstage(self, digest: str) -> None:
-        """What was staged gets no name."""
+        """Forgets a staged adapter, which gets no name."""
         if self._staged[digest] > 0:
             self._staged[digest] -= 1
         self._unloaded.add(digest)

@@ -27,7 +27,7 @@ class RouterAdapters:
         self._worker_name = worker_name
         self._staged: dict[Session, Counter[str]] = {}  # of each open session, what it had read and did not name yet
         self.are_due = False
-        """They have changed since the last report."""
+        """Whether the list has changed since the last report."""
 
     def opened(self, session: Session) -> None:
         """A router is connected."""
@@ -49,7 +49,7 @@ class RouterAdapters:
         return self._pool.hold(digest)
 
     def listed(self) -> types_pb2.AdapterList | None:
-        """All that have names; None without a pool."""
+        """All adapters that have names; None without a pool."""
         if self._pool is None:
             return None
         places = _Places.of(self._pool)

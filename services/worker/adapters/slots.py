@@ -112,7 +112,7 @@ class SlotTable:
         return Room(slot, emptied)
 
     def filled(self, digest: str) -> None:
-        """What `make_room` set a slot aside for is there."""
+        """The adapter is resident for which `make_room` set a slot aside."""
         self._held[digest].is_loading = False
 
     def drop(self, digest: str) -> int:
@@ -163,5 +163,5 @@ class HostTable:
         return tuple(leaving)
 
     def drop(self, digest: str) -> None:
-        """Its copy is kept no longer, if there is one."""
+        """Drops the adapter's copy in host memory, if there is one."""
         self._held.pop(digest, None)

@@ -128,7 +128,7 @@ class AdapterSource:
         self._rests = False
 
     def close(self) -> None:
-        """What has not begun does not. Twice is fine."""
+        """Cancels the reads that have not begun. Twice is fine."""
         for threads in (self._readers, self._copier):
             threads.shutdown(wait=False, cancel_futures=True)
 

@@ -36,9 +36,9 @@ from shared.kv.seal import Purpose
 from shared.kv_index.holders import Tier
 
 MAX_HELD = 64
-"""Most blocks held for senders at once, over all requests …"""
+"""Most blocks held for senders at once, over all requests; see MAX_HELD_SHARE."""
 MAX_HELD_SHARE = 0.25
-"""… and at most this share of the pool."""
+"""Largest share of the pool that is held for senders at once."""
 PART = 8
 """Blocks announced in one message, so that the receiver takes in the first while the others travel."""
 BATCH = 64
@@ -110,7 +110,7 @@ class BlockServer:
         return num_blocks, num_blocks * self._host.model.layout.block_bytes
 
     def expect_session(self, session: str, next_turn_s: float) -> None:
-        """Its next turn comes that many seconds from now: see `BlockPool.expect`."""
+        """Expects a session's next turn in `next_turn_s` seconds; see `BlockPool.expect`."""
         self._exchange.expect_session(session, next_turn_s)
 
     async def close_session(self, session: str) -> int:

@@ -91,7 +91,7 @@ class BlockExchangeClient:
         return answer.num_blocks
 
     def expect_session(self, session: str, next_turn_s: float) -> None:
-        """Its next turn comes that many seconds from now."""
+        """Expects a session's next turn in `next_turn_s` seconds."""
         self._submit_to_engine(ExpectSession(session, next_turn_s))
 
     def on_event(self, event: ExchangeEvent) -> None:

@@ -15,7 +15,6 @@ from services.worker.group.meeting.leader_port import MeetingPort
 from services.worker.group.rank_processes import END_TIMEOUT_S, FOLLOWER, WATCH_INTERVAL_S, RankProcess
 from services.worker.group.rank_spec import PlacementSpec, PoolSpec, RankSpec
 from services.worker.group.shared_pool import map_pool
-from services.worker.machine.choices import dtype_name
 from services.worker.machine.pool_size import PoolNeed
 from shared.collectives import one_host
 from shared.collectives.broadcast import broadcast_bytes
@@ -34,6 +33,7 @@ from shared.engine.runner.runner import OpenSlices, RunnerConfig
 from shared.errors import ConfigError, RankLost, TandemError
 from shared.kernels.cpu.build import CannotBuild, choose
 from shared.kernels.cpu.library import load
+from shared.kernels.pool_view import dtype_name
 from shared.kv.layout import BlockLayout
 from shared.model.layers.expert_placement import Placement
 from shared.model.ranks.rank_decoder import RankDecoder

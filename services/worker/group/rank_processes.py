@@ -12,7 +12,7 @@ from services.worker.group.rank_spec import RankSpec
 from shared.parent_death import command_dying_with_parent
 
 FOLLOWER = "services.worker.group"
-"""What a follower's process runs."""
+"""The module that a follower's process runs."""
 WATCH_INTERVAL_S = 0.1
 STOPPED_S = 1.0
 """A rank that stays stopped for so long is lost."""

@@ -40,7 +40,7 @@ class RankSpec:
     """As torch names it; chosen by the leader, like the rest."""
     kernels: str
     device: str
-    """Its own."""
+    """The rank's own device."""
     num_threads: int
     cpus: tuple[int, ...]
     """CPUs that it is pinned to; none = not pinned."""
@@ -73,7 +73,7 @@ class RankSpec:
         )
 
     def of_rank(self, rank: int, descriptors: tuple[int, ...], share: CoreShare, device: str) -> RankSpec:
-        """The same group's, with what is the rank's and its host's own."""
+        """The spec of another rank of the group, with that rank's descriptors, cores and device."""
         threads, cpus = share.num_threads, tuple(share.cpus)
         return replace(self, rank=rank, descriptors=descriptors, device=device, num_threads=threads, cpus=cpus)
 
@@ -95,7 +95,7 @@ class RankSpec:
 
     @classmethod
     def parse(cls, text: str) -> RankSpec:
-        """What `to_json` gave in the leader of the same build."""
+        """Reads the text that `to_json` gave in a leader of the same build."""
         fields = json.loads(text)
         lists = {name: tuple(fields[name]) for name in ("senders", "descriptors", "cpus")}
         place = None if fields["place"] is None else MeetingPlace(**fields["place"])
@@ -114,7 +114,7 @@ class PlacementSpec:
 
     @classmethod
     def parse(cls, text: bytes) -> PlacementSpec:
-        """What `to_json` gave."""
+        """Reads the text of `to_json`."""
         layers = json.loads(text)
         return cls(tuple(None if sets is None else tuple(tuple(experts) for experts in sets) for sets in layers))
 
@@ -139,5 +139,5 @@ class PoolSpec:
 
     @classmethod
     def parse(cls, text: bytes) -> PoolSpec:
-        """What `to_json` gave."""
+        """Reads the text of `to_json`."""
         return cls(**json.loads(text))

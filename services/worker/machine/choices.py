@@ -8,15 +8,15 @@ from services.worker.settings import WorkerSettings
 from shared.errors import ConfigError
 from shared.identity import Roles, WorkerRole
 from shared.kernels.backends.dtype_timing import faster_dtype
-from shared.kernels.pool_view import CODES, KV_DTYPES
+from shared.kernels.pool_view import CODES, KV_DTYPES, dtype_name
 from shared.model.config.model_config import ModelConfig
 
 AUTO_SWAP_BYTES = 256 << 20
-"""With host_swap_bytes = -1, for a pool that lies in host memory itself …"""
+"""Swap memory with host_swap_bytes = -1 beside a pool that lies in host memory itself."""
 AUTO_GPU_SWAP_BYTES = 8 << 30
-"""… and at most for one on a GPU: it is pinned, and pinning takes time …"""
+"""Most swap memory with host_swap_bytes = -1 beside a pool on a GPU: it is pinned, and pinning takes time."""
 AUTO_GPU_SWAP_SHARE = 1 / 8
-"""… nor more than this share of the host memory that is free at the start."""
+"""Largest share of the host memory free at the start that swap memory beside a pool on a GPU takes."""
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _STORED = {**DTYPES, "int8": torch.int8, "fp8": torch.float8_e4m3fn}
@@ -101,8 +101,3 @@ def choose_kv_formats(
         dtype_name(choose_kv_dtype(wanted, compute, has_latents=has_latents)) for wanted in (wide, settings.kv_dtype)
     )
     return (kept, "", codes) if WorkerRole.PREFILL in roles else (codes, kept, "")
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """Torch's name for it, without the module."""
-    return str(dtype).removeprefix("torch.")

@@ -21,9 +21,9 @@ if TYPE_CHECKING:  # a follower, which has no settings, reads this too
     from services.worker.settings import WorkerSettings
 
 AUTO_POOL_SEQUENCES = 32
-"""With num_kv_blocks = 0, the pool is sized for this many sequences of full length …"""
+"""Sequences of full length that the pool is sized for with num_kv_blocks = 0; see AUTO_POOL_MEMORY_SHARE."""
 AUTO_POOL_MEMORY_SHARE = 0.1
-"""… but takes at most this share of the memory that is free at the start."""
+"""Largest share of the memory free at the start that such a pool takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class PoolNeed:
     draft_bytes: int = 0
     """Bytes beside each block for the KV of a draft model on a GPU."""
     draft_step_bytes: int = 0
-    """What its graphs and its largest step take."""
+    """Bytes of the draft model's graphs and largest step on a GPU."""
 
     def to_json(self) -> bytes:
         """For `parse`."""
@@ -59,7 +59,7 @@ class PoolNeed:
 
     @classmethod
     def parse(cls, text: bytes) -> PoolNeed:
-        """What `to_json` gave."""
+        """Reads the text of `to_json`."""
         return cls(**json.loads(text))
 
     def budget(

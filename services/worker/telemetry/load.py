@@ -89,7 +89,7 @@ class LoadReporter:
         self.asleep = False
         """There are no weights; it is paused too."""
         self.model_fingerprint = ""
-        """Where it has changed since the start."""
+        """The weights' fingerprint, where it has changed since the start; else empty."""
 
     @property
     def takes_work(self) -> bool:

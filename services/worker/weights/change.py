@@ -14,7 +14,6 @@ from typing import Protocol
 
 from services.worker.adapters.pool import AdapterPool
 from services.worker.host import EngineHost, let_go, release_memory
-from services.worker.machine.choices import dtype_name
 from services.worker.session import Session
 from services.worker.telemetry.load import LoadReporter
 from shared.errors import (
@@ -27,6 +26,7 @@ from shared.errors import (
     TandemError,
 )
 from shared.fingerprints import headed_fingerprint
+from shared.kernels.pool_view import dtype_name
 from shared.model.families.registry import load_config
 from shared.model.text.texts_digest import texts_digest
 from shared.model.weights.checkpoint import Checkpoint
@@ -48,7 +48,7 @@ RESUME = worker_pb2.WEIGHT_STEP_RESUME
 
 
 class Changed(Protocol):
-    """What a change reaches of its worker."""
+    """The part of a worker that a change of weights calls."""
 
     host: EngineHost
     load: LoadReporter
@@ -192,7 +192,9 @@ class WeightChanges:
                 await self._load_again()
             if isinstance(failed, TandemError):
                 raise failed
-            raise ModelLoadError(f"{folder} cannot be loaded: {type(failed).__name__}: {failed}") from failed
+            raise ModelLoadError(
+                f"{folder} cannot be loaded: {type(failed).__name__}: {failed}", field="folder"
+            ) from failed
         self._has_weights()
         load.asleep = False
         if host.model.fingerprint != before:
@@ -243,9 +245,15 @@ def _check_changeable(host: EngineHost) -> None:
     """Raises InvalidRequest for a worker whose weights stay for its life."""
     settings = host.settings
     if settings.group_hosts > 1:
-        raise InvalidRequest(f"worker {settings.name} is on several hosts: its weights cannot be changed yet")
+        raise InvalidRequest(
+            f"worker {settings.name} is on several hosts: its weights cannot be changed yet",
+            field="group_hosts",
+            limit=1,
+        )
     if settings.degrees.num_ranks > 1 and settings.is_on_gpu:
-        raise InvalidRequest(f"worker {settings.name} is on several GPUs: its weights cannot be changed yet")
+        raise InvalidRequest(
+            f"worker {settings.name} is on several GPUs: its weights cannot be changed yet", field="device", limit=1
+        )
 
 
 def check_folder(host: EngineHost, folder: Path) -> str:

@@ -64,7 +64,7 @@ OnProgress = Callable[[float, str], None]
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """What a fetch brought."""
+    """The result of a fetch of weights."""
 
     peer: str
     num_bytes: int

@@ -45,7 +45,7 @@ class SliceCommand:
     """Plans with host copies that went before: a follower obeys when it has begun theirs."""
 
     def send(self, blocks: Collectives) -> None:
-        """From the leader to all. Raises RankLost."""
+        """Sends the command from the leader to all ranks. Raises RankLost."""
         frame = [int(self.action), self.num_runs, len(self.block_ids), *self.block_ids]
         blocks.broadcast(torch.tensor(frame + [0] * (_HEAD + MOST_ROWS - len(frame)), dtype=torch.int64))
 

@@ -10,6 +10,7 @@ from shared.engine.runner.runner import Runner, RunnerConfig
 from shared.engine.speculation.draft_model import MOST_CHUNK, DraftModel
 from shared.errors import ConfigError
 from shared.kernels.backends.registry import AUTO
+from shared.kernels.pool_view import dtype_name
 from shared.kv.layout import BlockLayout
 from shared.kv.pool import BlockPool
 from shared.model.decoder import Decoder
@@ -56,7 +57,7 @@ def check_draft(folder: Path, vocab_size: int) -> None:
 
 def draft_layout(decoder: Decoder, block_size: int) -> BlockLayout:
     """The layout of the draft model's KV, in its own dtype."""
-    return decoder.config.block_layout(block_size, str(decoder.dtype).removeprefix("torch."))
+    return decoder.config.block_layout(block_size, dtype_name(decoder.dtype))
 
 
 def draft_steps(max_num_seqs: int) -> RunnerConfig:

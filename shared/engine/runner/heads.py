@@ -175,5 +175,5 @@ class Heads:
 
 
 def open_heads(heads: Heads) -> HeadModel:
-    """What guesses with it."""
+    """The guessing model over a head."""
     return HeadModel(heads, heads.groups, heads.most_tokens)

@@ -58,7 +58,7 @@ class NumericsProbe:
         return StepNumerics(self._finite)
 
     def attach(self, decoder: Decoder) -> Decoder:
-        """The same decoder over this probe."""
+        """A decoder of the same weights that computes by this probe, op by op."""
         self._first_norm = decoder.first_norm
         return decoder.op_by_op(cast(Kernels, self))
 

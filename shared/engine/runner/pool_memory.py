@@ -25,7 +25,7 @@ class MemoryBudget:
     """Memory that a device has left for the pool."""
 
     free_bytes: int
-    """For this process, with the weights loaded and nothing else."""
+    """Bytes that this process may take once the weights are loaded."""
     step_bytes: int
     """Peak of the memory that a step takes and gives back."""
     share: float

@@ -165,11 +165,11 @@ class Runner:
         self.kv_blocks: Tensor = allocate_pool(layout, allocated, decoder.device) if pool is None else pool
         assert self.kv_blocks.shape == layout.shape(allocated)
         self.pool = PoolView.of(self.kv_blocks, layout)
-        """The same, as kernels take it."""
+        """`kv_blocks` as kernels take them."""
         self._announce = announce
         self._check: Callable[[], None] = _nothing if announce is None else announce.check
         self.arena = HostArena(layout, config.num_host_blocks, self.kv_blocks, link)
-        """For the blocks of preempted sequences, and copies within the pool."""
+        """Host memory of preempted sequences' blocks, and copies within the pool."""
         self.blocks, self._checksums = self._open_blocks(decoder.kernels, slices)
         """The pool as the transfer plane sees it, and what gives its blocks' checksums."""
         self._eager = EagerSteps(self._decoder, self.pool, link, layout.groups, leads=announce is not None)

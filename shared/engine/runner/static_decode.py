@@ -17,7 +17,7 @@ from shared.engine.runner.heads import HeadInputs
 from shared.engine.sampling_params import SamplingParams
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.lora.step import LoraSlots, PackedAdapter
-from shared.kernels.pool_view import PoolView
+from shared.kernels.pool_view import PoolView, dtype_name
 from shared.kernels.sampling.rows import SamplingRows
 from shared.kv.groups import NO_BLOCK, KVGroups
 from shared.model.decoder import Decoder
@@ -332,7 +332,7 @@ def _columns(content: np.ndarray[tuple[int], np.dtype[np.uint8]], size: int) -> 
     begin = 0
     for name, dtype in _FIELDS.items():
         end = begin + size * dtype.itemsize
-        columns[name] = content[begin:end].view(str(dtype).removeprefix("torch."))
+        columns[name] = content[begin:end].view(dtype_name(dtype))
         begin = end
     return columns
 

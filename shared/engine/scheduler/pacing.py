@@ -37,10 +37,9 @@ chunks."""
 MEAN_STEPS = 64
 """Steps over which the mean is taken by which answers earn."""
 LENGTH_QUANTILE = 0.25
-"""Quantile of the answers that became longer at which the rest of one is expected to end: if it ends sooner, it misses
-…"""
+"""Quantile of the longer answers at which a running answer is expected to end: it is late if it ends sooner."""
 FIRST_LENGTH = 24
-"""… and its tokens in all, before enough have ended."""
+"""Expected tokens of an answer, before enough answers have ended."""
 SPENT_SHARE = 0.5
 """Share of the least slack that one step may spend."""
 LEAST_SHARE = 0.5
@@ -114,7 +113,7 @@ class Pacing:
         return self._least_s(sequences, now_s, self._fit.predicted_s(decoding))
 
     def room(self, planned: Mapping[str, PlannedSequence], sequences: SequenceTable, begin_s: float) -> StepRoom:
-        """For chunks beside the planned answers, in a step that begins then."""
+        """Room for chunks beside the planned answers, in a step that begins at `begin_s`."""
         if self.tpot_target_s == 0:
             return StepRoom(None, math.inf, StepWork())
         decoding = decode_work(planned.values())

@@ -38,9 +38,9 @@ class SequenceTable:
 
     def __init__(self) -> None:
         self.waiting: deque[EngineSequence] = deque()
-        """In order of arrival, preempted ones in front."""
+        """Waiting sequences in order of arrival, preempted ones in front."""
         self.running: list[EngineSequence] = []
-        """By `rank`: by priority, then in order of arrival."""
+        """Running sequences by `rank`: by priority, then in order of arrival."""
         self.receiving: dict[str, EngineSequence] = {}
         self._by_id: dict[str, EngineSequence] = {}
         self._num_arrived = 0
@@ -139,7 +139,7 @@ class SequenceTable:
         self.waiting.appendleft(sequence)
 
     def end(self, sequence: EngineSequence) -> None:
-        """Any of them leaves for good."""
+        """Removes a sequence that has ended."""
         if sequence.status is Status.WAITING:
             self.waiting.remove(sequence)
         elif sequence.status is Status.RUNNING:

@@ -22,7 +22,7 @@ FIRST_ROUND_SHARE = 0.15
 """Share of the target's step that a round is taken to last before some were measured."""
 
 _LEAST_PROBABILITIES = (0.05, 0.1, 0.2, 0.3, 0.45, 0.6, 0.75, 0.9)
-"""From which on guesses are right more often than with less."""
+"""Probabilities from which on guesses are right more often than with lower ones."""
 _FIRST_CHANCES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 """Chance of one guess, by the class of its probability, before any was seen."""
 _FIRST_MEAN = 0.6

@@ -35,9 +35,9 @@ _FIRST_CHANCES = (0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9)
 _FIRST_WEIGHT, _OWN_WEIGHT = 16.0, 6.0
 """In observations: of the first chances beside what all sequences showed, and of that beside what one did."""
 _KEPT = 0.95
-"""Weight that is left of what a sequence showed, one observation later …"""
+"""Weight of what a sequence showed, one observation later."""
 _KEPT_BY_ALL = 0.998
-"""… and of what all did."""
+"""Weight of what all sequences showed, one observation later."""
 
 
 class NgramDrafter:

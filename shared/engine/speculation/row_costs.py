@@ -14,7 +14,7 @@ OLD = 192
 """Steps after which a number of rows that was not measured again loses a measurement: what a busy moment showed does
 not stay for good."""
 EXACT_ROWS = 16
-"""Up to as many rows in all each number is measured by itself, then several together."""
+"""Rows of a step up to which each number of rows is measured apart; larger numbers are measured in ranges."""
 LEAST_GAIN = 1.03
 """Factor on a step's tokens a second from which on guesses are worth their rows: less is within what is known of
 both."""
@@ -60,11 +60,11 @@ class GuessedStep:
 
     num_sequences: int
     plain_s: float
-    """What it is predicted to take without guesses. Seconds."""
+    """Predicted time of the step without guesses, seconds."""
     limit_s: float
-    """What it may take. Seconds."""
+    """Longest time that the step may take, seconds."""
     factors: Sequence[float]
-    """What it takes with 0, 1, … rows more, over what it takes without."""
+    """Time of the step with 0, 1, … further rows, over its time without them."""
 
     def took_s(self, count: int, before_s: float) -> float:
         """Seconds with that many rows more, `before_s` being spent before."""

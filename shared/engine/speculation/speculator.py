@@ -44,7 +44,7 @@ class GuessCounters:
     num_accepted: dict[str, int] = field(default_factory=lambda: dict.fromkeys(DRAFTERS, 0))
     """Guesses of these that became tokens."""
     drafting_s: float = 0.0
-    """What a draft model took. Seconds."""
+    """Seconds that a draft model computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Expected:
 
 
 NOTHING_EXPECTED = Expected(1.0, math.inf)
-"""Of guesses that are made whatever they cost."""
+"""The expectation of guesses that are made whatever they cost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class Speculator:
             0  # steps with guesses, since the last one without; below 0: the next one has none, if ahead
         )
         self.expected = NOTHING_EXPECTED
-        """Of the step whose guesses were proposed last."""
+        """The expectation of the step whose guesses were proposed last."""
         self.counters = GuessCounters()
 
     @property
@@ -172,7 +172,7 @@ class Speculator:
         return found
 
     def _choose_asked(self, gains: Gains | None) -> None:
-        """Who is asked for the present step."""
+        """Decides whether drafters and the model are asked for the present step."""
         was_asking = self._asks_model
         self._asks = gains is None or gains.asks(gains.others)
         self._asks_model = self._model is not None and (gains is None or gains.asks(gains.model))

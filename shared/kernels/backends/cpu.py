@@ -17,6 +17,7 @@ from shared.kernels.cpu.layer_stack import CpuLayerStack
 from shared.kernels.cpu.library import load
 from shared.kernels.cpu.linear import DTYPES, LANES, PANEL, PaddedLinear, fits_panels
 from shared.kernels.layer_stack import LayerSizes, LayerWeights
+from shared.kernels.pool_view import dtype_name
 from shared.kernels.quantized import QuantizedWeight
 from shared.kernels.torch_backend import TorchKernels
 
@@ -99,7 +100,7 @@ def refusal(
     if device.type != "cpu":
         return f"device {device} is not the CPU"
     if dtype not in DTYPES:
-        return f"they compute in {' and '.join(str(d).removeprefix('torch.') for d in DTYPES)}, not in {dtype}"
+        return f"they compute in {' and '.join(dtype_name(d) for d in DTYPES)}, not in {dtype}"
     try:
         choose(isa, deterministic=deterministic, alike=alike)
     except CannotBuild as error:

@@ -25,6 +25,7 @@ from shared.kernels.backend import Kernels
 from shared.kernels.backends.registry import AUTO, choose_kernels
 from shared.kernels.cpu.build import cache_folder, prebuilt_names
 from shared.kernels.cpu.isa import processor_name
+from shared.kernels.pool_view import dtype_name
 
 SIZE = 2048
 """Rows and columns of the timed weight: 16 MiB in fp32, more than most processors' own caches."""
@@ -101,7 +102,7 @@ def faster_dtype(wanted: str = AUTO, folder: Path | None = None) -> torch.dtype:
     )
     _log.info(
         "dtype auto: %s with kernels %s, where bfloat16 takes %.2f of float32's time for prompts and %.2f for a token",
-        str(found.faster).removeprefix("torch."),
+        dtype_name(found.faster),
         fp32.name,
         found.prompt,
         found.decode,

@@ -97,7 +97,7 @@ def choose_kernels(
 
 
 def _of_one_instruction_set(wanted: str, *, deterministic: bool) -> tuple[Backend, ...]:
-    """The C++ kernels where they are wanted as `cpu:avx2` or the like."""
+    """The C++ kernels of one instruction set, wanted by a name such as `cpu:avx2`."""
     name, _, isa = wanted.partition(":")
     if name != "cpu" or not isa:
         return ()

@@ -232,24 +232,9 @@ class CodedLinear:
         """`rounds_input`: rows of x are rounded to int8 first."""
         self.weight = weight
         self.bias = bias
-        self.dtype = dtype
+        self.in_size, self.out_size, self.dtype, self.nbytes = weight.in_size, weight.out_size, dtype, weight.nbytes
         self._rounds_input = rounds_input
         self.tickets = torch.zeros(num_tickets(weight), dtype=torch.int32, device=weight.codes.device)
-
-    @property
-    def in_size(self) -> int:
-        """See `Linear`."""
-        return self.weight.in_size
-
-    @property
-    def out_size(self) -> int:
-        """See `Linear`."""
-        return self.weight.out_size
-
-    @property
-    def nbytes(self) -> int:
-        """See `Linear`."""
-        return self.weight.nbytes
 
     def forward(self, x: Tensor) -> Tensor:
         """See `Linear`. For more than MOST_ROWS rows `scale * (code - zero)` is rounded to x's dtype, unless rows are

@@ -14,7 +14,7 @@ import time
 from shared.kernels.cpu.torch_threads import compute_in_this_thread
 
 _TURN_S = 1e-3
-"""After so much work a thread looks at the others."""
+"""Work after which a thread looks at the others, seconds."""
 _IDLE_CORES = 0.1
 """Other threads that take no more than this count as idle, on two cores: other processes or a hypervisor may take cores
 from a step, which then seems to compute little."""
@@ -23,7 +23,7 @@ _IDLE_SHARE = 1 / 3
 _SHARE = 0.075
 """Share of one core that it takes meanwhile."""
 _LONGEST_SLEEP_S = 0.05
-"""However long the piece of work was."""
+"""Longest sleep behind a piece of work, seconds, however long that was."""
 _WINDOW_S = 0.01
 """The system counts the time of other threads some milliseconds late."""
 _STALE_S = 0.03

@@ -61,7 +61,7 @@ class CpuLora:
 
     @property
     def address(self) -> int:
-        """Where the C++ kernels read it."""
+        """The address at which the C++ kernels read it."""
         return ctypes.addressof(self._struct)
 
 
@@ -100,7 +100,7 @@ class CpuRows:
 
     @property
     def address(self) -> int:
-        """Where the C++ kernels read it."""
+        """The address at which the C++ kernels read it."""
         return ctypes.addressof(self._struct)
 
 

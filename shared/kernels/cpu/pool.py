@@ -9,7 +9,7 @@ import torch
 from shared.kernels.pool_view import PoolView
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.int8, torch.float8_e4m3fn)
-"""In the order of source/ops.h."""
+"""Dtypes of KV in the order of source/ops.h."""
 
 
 class CPool(Structure):

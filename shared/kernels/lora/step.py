@@ -14,7 +14,7 @@ from shared.kernels.lora.rows import LoraRows
 Projection = Literal["qkv", "o", "gate_up", "down"]
 """Linear layers of a decoder's layer."""
 PROJECTIONS: tuple[Projection, ...] = ("qkv", "o", "gate_up", "down")
-"""In the order in which a token passes them."""
+"""Projections in the order in which a token passes them."""
 
 
 class Lora(Protocol):
@@ -153,7 +153,7 @@ class Loras(Protocol):
         ...
 
     def of_kept(self) -> Loras:
-        """The same where only the wanted rows are computed any more."""
+        """The adapters of the rows that the last layer computes: the wanted ones."""
         ...
 
 

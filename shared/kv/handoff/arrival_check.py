@@ -17,11 +17,11 @@ from shared.rpc.pb.tandem.v1 import types_pb2
 
 @dataclass(frozen=True, slots=True)
 class Announced:
-    """What its sender says of a block."""
+    """A sender's announcement of one block."""
 
     checksum: int
     tag: bytes = b""
-    """By the seal, where there is one."""
+    """Tag of the block by the seal, where there is one."""
     packed_bytes: int = 0
     """As it arrives; 0: as it is."""
 

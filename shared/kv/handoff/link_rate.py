@@ -18,7 +18,7 @@ class LinkRate:
 
     def __init__(self) -> None:
         self.bytes_s: float | None = None
-        """None until enough was sent."""
+        """Measured rate of the link, bytes a second; None until enough was sent."""
         self._on_their_way = 0
         self._since_s = 0.0
         self._taken = 0
@@ -31,7 +31,7 @@ class LinkRate:
         self._on_their_way += num_bytes
 
     def ended(self, num_bytes: int, now_s: float, *, taken: bool) -> None:
-        """They were taken, or not."""
+        """Blocks of `num_bytes` bytes have left the link: they were taken, or not."""
         self._on_their_way -= num_bytes
         if not taken:
             return

@@ -21,7 +21,7 @@ class ClosedBlock:
     packed: memoryview | None = None
     """Buffer of the packing, to be given back."""
     saved_bytes: int = 0
-    """By which it is smaller than the block."""
+    """Bytes by which the packed block is smaller than the block."""
 
     @property
     def packed_bytes(self) -> int:
@@ -48,7 +48,7 @@ class Wire:
     """The receiver's."""
     mode: Compression
     same_host: bool = False
-    """Nothing crosses a link: `auto` does not pack."""
+    """Whether both processes are on one host: nothing crosses a link, and `auto` does not pack."""
 
     def packing(self) -> BlockPacking | None:
         """What packs the next blocks; None: they leave as they are."""

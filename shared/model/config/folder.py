@@ -11,7 +11,7 @@ CONFIG_FILE = "config.json"
 TOKENIZER_FILE = "tokenizer.json"
 ADAPTER_FILE = "adapter_config.json"
 GGUF_FILE = "model.gguf"
-"""In the folder that is made for a GGUF file."""
+"""Name of the GGUF file in the folder that is made for it."""
 GGUF_MAGIC = b"GGUF"
 """What a GGUF file begins with."""
 
@@ -27,7 +27,7 @@ def check_folder(path: Path) -> None:
     if not path.is_file():
         raise _error(path, f"model folder {path} does not exist")
     if is_gguf(path):
-        raise _error(path, f"{path} is a GGUF file, which `tandem up --model` takes; here {_WANTED}")
+        raise _error(path, f"{path} is a GGUF file, which `tandem serve --model` takes; here {_WANTED}")
     raise _error(path, f"{path} is a file; {_WANTED}")
 
 
@@ -85,7 +85,7 @@ def other_weights(folder: Path) -> str:
 
 
 def _gguf(path: Path) -> str:
-    return f"a GGUF file, {path.name}: serve the file itself (`tandem up --model {path}`)"
+    return f"a GGUF file, {path.name}: serve the file itself (`tandem serve --model {path}`)"
 
 
 def _adapter(folder: Path) -> str:

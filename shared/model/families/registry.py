@@ -68,7 +68,7 @@ FAMILIES = {
     "Phi3ForCausalLM": Family("phi3", phi.phi3),
     "SmolLM3ForCausalLM": Family("smollm3", smollm.smollm3),
 }
-"""By architecture."""
+"""Readers of configurations by architecture."""
 
 WITH_IMAGES = (
     "Cohere2VisionForConditionalGeneration",
@@ -82,7 +82,7 @@ WITH_IMAGES = (
 """Architectures whose text part, of one of the families, is served."""
 
 ARCHITECTURES = (*FAMILIES, *WITH_IMAGES)
-"""All that are served."""
+"""Names of all architectures that are served."""
 
 _GENERATION_FILE = "generation_config.json"
 _OF_WHOLE = ("dtype", "torch_dtype", "eos_token_id", "quantization_config", "compression_config")

@@ -119,6 +119,6 @@ TYPES = {
     13: BlockType("Q5_K", _WIDE, 176, _q5_k),
     14: BlockType("Q6_K", _WIDE, 210, _q6_k),
 }
-"""By their numbers in a file."""
+"""Kinds of blocks by their numbers in a file."""
 BLOCKS = {kind.name: kind for kind in TYPES.values() if kind.open is not None}
 """The types that are no plain numbers, by name."""

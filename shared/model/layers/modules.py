@@ -275,27 +275,8 @@ class SummedLinear:
     def __init__(self, part: Linear, group: Collectives) -> None:
         """Keeps references to its arguments; one rank's part has the bias."""
         self.part = part
+        self.in_size, self.out_size, self.dtype, self.nbytes = part.in_size, part.out_size, part.dtype, part.nbytes
         self._group = group
-
-    @property
-    def in_size(self) -> int:
-        """See `Linear`."""
-        return self.part.in_size
-
-    @property
-    def out_size(self) -> int:
-        """See `Linear`."""
-        return self.part.out_size
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """See `Linear`."""
-        return self.part.dtype
-
-    @property
-    def nbytes(self) -> int:
-        """See `Linear`."""
-        return self.part.nbytes
 
     def forward(self, x: Tensor) -> Tensor:
         """See `Linear`."""

@@ -29,7 +29,7 @@ _OF_IMAGES = (
 )  # fmt: skip
 """How the names of tensors begin that read images, in a checkpoint whose text part is served."""
 _OF_GUESSES = "mtp."
-"""Likewise, of Qwen's layers that predict further than the next token."""
+"""How the names of tensors begin in Qwen's layers that predict further than the next token."""
 
 
 @dataclass(frozen=True)

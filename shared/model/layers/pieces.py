@@ -71,7 +71,7 @@ class DecoderPieces:
         return {layer: block.num_chosen for layer, block in blocks if isinstance(block, MixtureOfExperts)}
 
     def over(self, kernels: DecoderOps) -> DecoderPieces:
-        """The same layers with these norms, for all tokens up to the end."""
+        """A copy of these layers that computes by other kernels, for all tokens up to the last layer."""
         other = copy.copy(self)
         other._kernels = kernels
         other._drops_rows = False

@@ -83,7 +83,7 @@ class _Encoding:
         return self._rope.needs_lengths
 
     def cos_sin(self, positions: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Both [num_tokens, rotary_dim] fp32."""
+        """Cosines and sines of the positions, both [num_tokens, rotary_dim] fp32."""
         frequencies = self._frequencies
         if self.needs_lengths:
             assert lengths is not None

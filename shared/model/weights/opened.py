@@ -16,7 +16,7 @@ from shared.kernels.quantized import unpack_nibbles
 from shared.model.config.quantization import MX_GROUP, QuantizationConfig, WeightScheme
 from shared.model.weights.checkpoint import Checkpoint
 from shared.model.weights.safetensors_files import DENSE, TensorEntry
-from shared.model.weights.sources import PIECE_ELEMENTS, check_entry, check_scales, needed
+from shared.model.weights.sources import PIECE_ELEMENTS, check_entry, check_groups, check_scales, needed
 
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _E8M0_BIAS, _E8M0_NAN = 127, 255
@@ -137,12 +137,7 @@ def floats4_source(
     out_size, in_size = shape
     source = Floats4Source(module, shape, scheme)
     packed, scale, *of_all = source.names
-    if in_size % scheme.group:
-        raise ModelLoadError(
-            f"{module}.weight has {in_size} columns, which groups of {scheme.group} do not divide",
-            tensor=f"{module}.weight",
-            field="group_size",
-        )
+    check_groups(module, in_size, scheme.group)
     check_entry(needed(entries, packed, "its scales are there"), (out_size, in_size // 2), ("U8",))
     kinds = ("F8_E4M3",) if scheme.floats4 == "nvfp4" else ("U8",)
     check_entry(needed(entries, scale, f"{packed} has no scales"), (out_size, in_size // scheme.group), kinds)

@@ -17,7 +17,7 @@ from shared.model.weights.checkpoint import Checkpoint
 from shared.model.weights.gguf_source import gguf_source
 from shared.model.weights.opened import Floats4Source, bits4_source, floats4_source, mxfp4_source, powers_of_two
 from shared.model.weights.safetensors_files import DENSE, TensorEntry
-from shared.model.weights.sources import PIECE_ELEMENTS, Makers, check_entry, check_scales, needed
+from shared.model.weights.sources import PIECE_ELEMENTS, Makers, check_entry, check_groups, check_scales, needed
 
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """Nibble of a word that has each of eight neighbours."""
@@ -193,12 +193,8 @@ def num_groups(scheme: WeightScheme, in_size: int) -> int:
 
 
 def _check_sizes(module: str, scheme: WeightScheme, in_size: int) -> None:
-    if scheme.group and in_size % scheme.group and not scheme.block_rows:
-        raise ModelLoadError(
-            f"{module}.weight has {in_size} columns, which groups of {scheme.group} do not divide",
-            tensor=f"{module}.weight",
-            field="group_size",
-        )
+    if scheme.group and not scheme.block_rows:
+        check_groups(module, in_size, scheme.group)
     if scheme.kind == "int4" and in_size % 2:
         raise ModelLoadError(
             f"{module}.weight has an odd number of 4-bit columns, {in_size}", tensor=f"{module}.weight"

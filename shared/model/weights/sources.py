@@ -310,6 +310,16 @@ def check_scales(name: str, scales: Tensor) -> None:
         )
 
 
+def check_groups(module: str, in_size: int, group: int) -> None:
+    """Raises ModelLoadError (`group_size`) for a weight whose columns are no whole number of groups."""
+    if in_size % group:
+        raise ModelLoadError(
+            f"{module}.weight has {in_size} columns, which groups of {group} do not divide",
+            tensor=f"{module}.weight",
+            field="group_size",
+        )
+
+
 def _refuse_names(problem: str, names: list[str]) -> None:
     if not names:
         return

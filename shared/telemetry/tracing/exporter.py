@@ -26,7 +26,7 @@ One trace at a time costs more: with each turn of the loop the processor's cache
 garbage collector would look at each trace's objects again and again before they are bytes."""
 INTERVAL_S = 1.0
 CLOSE_TIMEOUT_S = 3.0
-"""For what still waits when the process ends."""
+"""Seconds for spans that still wait when the process ends."""
 
 
 @dataclass(slots=True)

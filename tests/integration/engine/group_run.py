@@ -33,6 +33,7 @@ from shared.kernels.backends.registry import AUTO
 from shared.kernels.cpu.build import choose
 from shared.kernels.cpu.library import load
 from shared.kernels.lora.parts import MAX_RANK
+from shared.kernels.pool_view import dtype_name
 from shared.kv.pool import BlockPool
 from shared.model.adapters.adapter import MAX_BYTES
 from shared.model.families.registry import load_config
@@ -73,7 +74,7 @@ class GroupRun(EngineRun):
         pool. With several `hosts`, ranks of one have messages' memory in common, all others TCP alone. `devices`: of
         each rank, none = the CPU."""
         self.places = [torch.device(name) for name in devices or ["cpu"] * degrees.num_ranks]
-        kv_dtype, model = kv_dtype or str(dtype).removeprefix("torch."), load_config(folder)
+        kv_dtype, model = kv_dtype or dtype_name(dtype), load_config(folder)
         self.layout = model.block_layout(BLOCK_SIZE, kv_dtype, grouped=degrees.has_kv_groups)
         num_blocks *= self.layout.groups.size
         config = RunnerConfig(max_num_seqs=MAX_NUM_SEQS, num_host_blocks=policy.get("num_host_blocks", 0))

@@ -1,4 +1,4 @@
-"""NaN and infinite numbers end the sequence that they belong to, say where they began, and touch nobody else."""
+"""NaN and infinite numbers end the sequence that they belong to with an error that names their origin, and no other."""
 
 from __future__ import annotations
 

@@ -12,7 +12,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from torch.nn import functional
 
 from shared.engine.runner.runner import RunnerConfig
 from shared.errors import ConfigError, ModelLoadError
@@ -26,8 +25,10 @@ from tests.integration.engine.test_greedy_against_transformers import load_trans
 from tests.integration.engine.test_heads import LONG, ON_A_GPU, PIECES, SAMPLED, STATIC, WAYS, guesses_of
 from tests.integration.engine.test_speculation import LENGTH, PROMPTS, accepted, answers, assert_same, ids
 from tests.unit.kernels.isas import needs_library
+from tests.unit.model.layer_equations import layer, normed
 
 COUNT = 45
+EPSILON = 1e-5
 FAMILIES = ("llama", "gpt-oss", "qwen3-next")
 """One group of KV, windows, states."""
 SIZES = {"num_layers": 4, "vocab_size": 320, "hidden_size": 64, "num_heads": 4, "num_kv_heads": 2}
@@ -73,38 +74,15 @@ def start(folders: dict[str, tuple[Path, Path]]) -> Iterator[Callable[..., Engin
         run.end()
 
 
-def normed(x: Tensor, weight: Tensor) -> Tensor:
-    return x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight
-
-
-def rotated(x: Tensor) -> Tensor:
-    """[num_tokens, num_heads, head_dim] by the angles of positions 0, 1, …"""
-    half = x.shape[-1] // 2
-    angles = torch.arange(len(x), dtype=torch.float64)[:, None] * 5000.0 ** (-torch.arange(half) / half)
-    cos, sin = angles.cos()[:, None], angles.sin()[:, None]
-    a, b = x[..., :half], x[..., half:]
-    return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
-
-
 def by_equations(head: dict[str, Tensor], embedding: Tensor, read: Tensor, following: Tensor) -> tuple[Tensor, Tensor]:
     """Section 3.1 of arXiv:2503.01840 with its published weights: a layer whose attention reads [norm(embedding of
     token i + 1); norm(g_i)] and adds to g_i; (what it gives, its logits of the tokens that it knows)."""
     t = {name.removeprefix("midlayer."): tensor.double() for name, tensor in head.items()}
-    x = torch.cat(
-        (normed(embedding[following], t["input_layernorm.weight"]), normed(read, t["hidden_norm.weight"])), -1
-    )
-    num_kv, dim = 2, t["self_attn.k_proj.weight"].shape[0] // 2
-    q, k, v = ((x @ t[f"self_attn.{name}_proj.weight"].T).view(len(x), -1, dim) for name in "qkv")
-    share = q.shape[1] // num_kv
-    q, k, v = rotated(q), rotated(k).repeat_interleave(share, 1), v.repeat_interleave(share, 1)
-    scores = torch.einsum("ihd,jhd->hij", q, k) / dim**0.5
-    scores = scores.masked_fill(torch.ones(len(x), len(x)).triu(1).bool(), -torch.inf)
-    attended = torch.einsum("hij,jhd->ihd", scores.softmax(-1), v).flatten(1)
-    given = read + attended @ t["self_attn.o_proj.weight"].T
-    inner = normed(given, t["post_attention_layernorm.weight"])
-    gate, up = (inner @ t[f"mlp.{name}_proj.weight"].T for name in ("gate", "up"))
-    given = given + (functional.silu(gate) * up) @ t["mlp.down_proj.weight"].T
-    return given, normed(given, t["norm.weight"]) @ t["lm_head.weight"].T
+    embedded = normed(embedding[following], t["input_layernorm.weight"], EPSILON)
+    x = torch.cat((embedded, normed(read, t["hidden_norm.weight"], EPSILON)), -1)
+    head_dim = t["self_attn.k_proj.weight"].shape[0] // 2
+    given = layer(t, x, read, head_dim, base=5000.0, epsilon=EPSILON)
+    return given, normed(given, t["norm.weight"], EPSILON) @ t["lm_head.weight"].T
 
 
 @pytest.mark.parametrize("kernels", ["torch", pytest.param("cpu", marks=needs_library)])

@@ -58,6 +58,15 @@ def expected_of(folder: Path) -> tuple[torch.Tensor, list[int]]:
     return logits, tokens[len(PROMPT) :]
 
 
+def as_opened(quantized: Path, opened: Path) -> tuple[Decoder, list[int]]:
+    """The decoder of a quantized folder, with the logits of the opened one, and transformers' greedy tokens of that."""
+    expected, tokens = expected_of(opened)
+    decoder = Decoder.load(quantized, torch.float32, "cpu")
+    found = prompt_logits(decoder, PROMPT, 20)
+    assert (found - expected).abs().max() <= 1e-3 * expected.abs().max()
+    return decoder, tokens
+
+
 @pytest.mark.parametrize(
     "name",
     few(
@@ -74,10 +83,7 @@ def expected_of(folder: Path) -> tuple[torch.Tensor, list[int]]:
 )
 def test_every_storage_gives_the_logits_and_tokens_of_the_opened_weights(tmp_path, name):
     quantized, opened = write(tmp_path, name)
-    expected, tokens = expected_of(opened)
-    decoder = Decoder.load(quantized, torch.float32, "cpu")
-    found = prompt_logits(decoder, PROMPT, 20)
-    assert (found - expected).abs().max() <= 1e-3 * expected.abs().max()
+    decoder, tokens = as_opened(quantized, opened)
     assert greedy(decoder, PROMPT, NUM_TOKENS)[0] == tokens
     plain = Decoder.load(opened, torch.float32, "cpu")
     assert (decoder.projection_bytes < plain.projection_bytes) == (name not in OPENED)
@@ -87,10 +93,7 @@ def test_experts_in_mxfp4_give_the_tokens_of_the_opened_weights(tmp_path):
     source = write_family(tmp_path / "source", "gpt-oss", hidden_size=64, intermediate_size=64)
     quantized, opened = tmp_path / "quantized", tmp_path / "opened"
     write_mxfp4(source, quantized, opened)
-    expected, tokens = expected_of(opened)
-    decoder = Decoder.load(quantized, torch.float32, "cpu")
-    found = prompt_logits(decoder, PROMPT, 20)
-    assert (found - expected).abs().max() <= 1e-3 * expected.abs().max()
+    decoder, tokens = as_opened(quantized, opened)
     assert greedy(decoder, PROMPT, NUM_TOKENS)[0] == tokens
     with EngineRun(quantized) as prefill, EngineRun(quantized) as decode:
         assert hand_off(prefill, decode, PROMPT, max_tokens=NUM_TOKENS) == tokens
@@ -103,10 +106,7 @@ def test_experts_in_mxfp4_give_the_tokens_of_the_opened_weights(tmp_path):
 @pytest.mark.parametrize("name", few("int4 groups"))
 def test_experts_and_latents_in_fewer_bits(tmp_path, name, family):
     quantized, opened = write(tmp_path, name, family)
-    expected, tokens = expected_of(opened)
-    decoder = Decoder.load(quantized, torch.float32, "cpu")
-    found = prompt_logits(decoder, PROMPT, 20)
-    assert (found - expected).abs().max() <= 1e-3 * expected.abs().max()
+    decoder, tokens = as_opened(quantized, opened)
     assert greedy(decoder, PROMPT, NUM_TOKENS)[0] == tokens
 
 
@@ -130,9 +130,6 @@ def test_hand_offs_and_ranks_give_the_same_tokens(tmp_path, name, family):
 @pytest.mark.parametrize("name", ["int4 groups with zeros", *slow("gptq ordered", "small fp8 blocks")])
 def test_other_families_in_fewer_bits(tmp_path, name, family):
     quantized, opened = write(tmp_path, name, family)
-    expected, tokens = expected_of(opened)
-    decoder = Decoder.load(quantized, torch.float32, "cpu")
-    found = prompt_logits(decoder, PROMPT, 20)
-    assert (found - expected).abs().max() <= 1e-3 * expected.abs().max()
+    _, tokens = as_opened(quantized, opened)
     with GroupRun(quantized, Degrees(tensor=2)) as group:
         assert group.generate(PROMPT, max_tokens=NUM_TOKENS)[0] == tokens

@@ -270,18 +270,24 @@ FIRST_FAMILIES = ("deepseek-v2", "gemma3")
 """Of all families, those of the default tier: latents with experts, and windows."""
 
 
+def right_and_wrong(folder: Path) -> tuple[list[list[int]], list[list[int]], tuple[Drafter, Drafter]]:
+    """Two prompts, their answers without guesses, and drafters: one is right, the other right four times."""
+    prompts = [[token % 211 for token in prompt] for prompt in (PROMPTS[1], PROMPTS[4])]
+    with EngineRun(folder) as run:
+        expected = run.generate(*prompts, max_tokens=LENGTH)
+    known = {tuple(prompt): tokens for prompt, tokens in zip(prompts, expected, strict=True)}
+    wrong = KnowingDrafter(known, lambda place, token: token if place < 4 else 7)
+    return prompts, expected, (KnowingDrafter(known), wrong)
+
+
 @pytest.mark.parametrize(
     "family",
     [pytest.param(name, marks=() if name in FIRST_FAMILIES else pytest.mark.slow) for name in (*EXPERTS, *OTHERS)],
 )
 def test_guesses_change_no_familys_answer(tmp_path: Path, family: str) -> None:
-    folder, prompts = write_family(tmp_path, family), [PROMPTS[1], PROMPTS[4]]
-    prompts = [[token % 211 for token in prompt] for prompt in prompts]
-    with EngineRun(folder) as run:
-        expected = run.generate(*prompts, max_tokens=LENGTH)
-    known = {tuple(prompt): tokens for prompt, tokens in zip(prompts, expected, strict=True)}
-    wrong = KnowingDrafter(known, lambda place, token: token if place < 4 else 7)
-    for drafter in (KnowingDrafter(known), wrong, HostileDrafter(3, 200)):
+    folder = write_family(tmp_path, family)
+    prompts, expected, drafters = right_and_wrong(folder)
+    for drafter in (*drafters, HostileDrafter(3, 200)):
         speculator = Speculator([drafter], num_guesses=MOST_GUESSES)
         with EngineRun(folder, speculator=speculator) as run:
             assert run.generate(*prompts, max_tokens=LENGTH) == expected
@@ -299,13 +305,9 @@ AS_ON_GPUS = {"own_pools": True, "backend": "gloo", "ahead": True}
     ],
 )
 def test_guesses_change_no_answer_of_a_group(tmp_path: Path, degrees: Degrees, how: dict[str, Any]) -> None:
-    folder, prompts = write_family(tmp_path, "Qwen3ForCausalLM"), [PROMPTS[1], PROMPTS[4]]
-    prompts = [[token % 211 for token in prompt] for prompt in prompts]
-    with EngineRun(folder) as run:
-        expected = run.generate(*prompts, max_tokens=LENGTH)
-    known = {tuple(prompt): tokens for prompt, tokens in zip(prompts, expected, strict=True)}
-    wrong = KnowingDrafter(known, lambda place, token: token if place < 4 else 7)
-    for drafter in (KnowingDrafter(known), wrong):
+    folder = write_family(tmp_path, "Qwen3ForCausalLM")
+    prompts, expected, drafters = right_and_wrong(folder)
+    for drafter in drafters:
         speculator = Speculator([drafter], num_guesses=MOST_GUESSES)
         with GroupRun(folder, degrees, speculator=speculator, **how) as run:
             assert run.generate(*prompts, max_tokens=LENGTH) == expected

@@ -189,7 +189,7 @@ def ucx_process() -> Iterator[FarProcess]:
 
 @pytest.fixture(scope="session")
 def tcp_process() -> Iterator[FarProcess]:
-    """On another host, so it says."""
+    """A process that claims to be on another host."""
     process = FarProcess(FAR_HOST, environment=BY_NETWORK)
     yield process
     process.end(killed=False)

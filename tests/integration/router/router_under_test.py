@@ -136,3 +136,13 @@ async def to_submit(prefill, decode):
     reserve = await decode.expect(worker_pb2.Reserve)
     await decode.reserved(reserve.request_id, ticket=99, needed=(0, 1))
     return await prefill.expect(worker_pb2.Submit)
+
+
+async def to_second_token(router, prefill, decode, request_id="r"):
+    """An answer of which the client's side has a token of each worker: it and its Submit."""
+    running = router.submit(request_id)
+    submit = await to_submit(prefill, decode)
+    await prefill.first_token(submit.request_id, 50)
+    await decode.step(submit.request_id, 51)
+    await router.until(lambda: len(running.produced) == 2)
+    return running, submit

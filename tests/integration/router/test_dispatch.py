@@ -22,6 +22,7 @@ from tests.integration.router.router_under_test import (
     decode_worker,
     prefill_worker,
     read,
+    to_second_token,
     to_submit,
 )
 from tests.integration.router.scripted_worker import ScriptedWorker
@@ -113,11 +114,7 @@ async def test_a_lost_decode_worker_is_replaced_and_no_token_is_repeated_or_drop
     prefill, first, second = prefill_worker(), decode_worker("d0"), decode_worker("d1")
     second.num_blocks = 60
     async with Router([prefill], [first, second]) as router:
-        running = router.submit()
-        submit = await to_submit(prefill, first)
-        await prefill.first_token(submit.request_id, 50)
-        await first.step(submit.request_id, 51)
-        await router.until(lambda: len(running.produced) == 2)
+        running, submit = await to_second_token(router, prefill, first)
         await first.stop()
         again = await to_submit(prefill, second)  # no Cancel before it: the prefill worker had handed over
         assert again.request_id != submit.request_id

@@ -11,7 +11,7 @@ from services.router.workers import link, sessions, worker_stream
 from services.router.workers.liveness import LivenessLimits
 from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2
 from tests.integration.router import test_dispatch
-from tests.integration.router.router_under_test import STOP, prefill_worker, read, to_submit
+from tests.integration.router.router_under_test import STOP, prefill_worker, read, to_second_token, to_submit
 from tests.integration.router.scripted_worker import ScriptedWorker
 from tests.waiting import DEADLINE_S
 
@@ -88,11 +88,7 @@ async def test_a_frozen_session_is_given_up_and_its_streams_go_on_elsewhere():
     prefill, first, second = prefill_worker(), BeatingWorker("d0"), BeatingWorker("d1")
     second.num_blocks = 60
     async with Router([prefill], [first, second]) as router:
-        running = router.submit()
-        submit = await to_submit(prefill, first)
-        await prefill.first_token(submit.request_id, 50)
-        await first.step(submit.request_id, 51)
-        await router.until(lambda: len(running.produced) == 2)
+        running, _ = await to_second_token(router, prefill, first)
         first.silent = True
         again = await to_submit(prefill, second)
         await prefill.first_token(again.request_id, 52)
@@ -108,11 +104,7 @@ async def test_a_connection_that_breaks_while_the_router_was_stopped_is_no_death
     monkeypatch.setattr(worker_stream, "monotonic", lambda: time.monotonic() + offset_s)
     prefill, decode = prefill_worker(), BeatingWorker()
     async with Router([prefill], [decode], limits=LivenessLimits(DEADLINE_S, DEADLINE_S)) as router:
-        running = router.submit()
-        submit = await to_submit(prefill, decode)
-        await prefill.first_token(submit.request_id, 50)
-        await decode.step(submit.request_id, 51)
-        await router.until(lambda: len(running.produced) == 2)
+        running, _ = await to_second_token(router, prefill, decode)
         offset_s = slept_s
         await decode.stop()
         await router.until(lambda: running.num_failures == 1)
@@ -128,12 +120,7 @@ async def test_answers_that_were_at_a_death_go_to_workers_of_their_own():
         for worker in others:
             await worker.report(num_free_blocks=0, num_total_blocks=100)  # both begin on the first
         await router.until(lambda: not any(link.load.num_free_blocks for link in loads))
-        running = [router.submit(name) for name in ("a", "b")]
-        for answer in running:
-            submit = await to_submit(prefill, first)
-            await prefill.first_token(submit.request_id, 50)
-            await first.step(submit.request_id, 51)
-            await router.until(lambda answer=answer: len(answer.produced) == 2)
+        running = [(await to_second_token(router, prefill, first, name))[0] for name in ("a", "b")]
         for worker, num_free_blocks in zip(others, (100, 60), strict=True):  # more room than both need
             await worker.report(num_free_blocks=num_free_blocks, num_total_blocks=100)
         await router.until(lambda: all(link.load.num_free_blocks for link in loads))
@@ -159,11 +146,7 @@ async def test_a_hung_engine_is_given_up_although_its_session_lives_and_gets_not
     prefill, hung, other = prefill_worker(), BeatingWorker("d0"), BeatingWorker("d1")
     other.num_blocks = 60
     async with Router([prefill], [hung, other]) as router:
-        running = router.submit()
-        submit = await to_submit(prefill, hung)
-        await prefill.first_token(submit.request_id, 50)
-        await hung.step(submit.request_id, 51)
-        await router.until(lambda: len(running.produced) == 2)
+        running, _ = await to_second_token(router, prefill, hung)
         hung.beat = types_pb2.Heartbeat(num_steps=7, has_work=True, since_turn_s=9.0, longest_step_s=0.01)
         again = await to_submit(prefill, other)
         await prefill.first_token(again.request_id, 52, finish=STOP)

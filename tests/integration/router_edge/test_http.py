@@ -278,7 +278,7 @@ async def test_a_taken_port_is_a_config_error_that_names_it(edge: Edge) -> None:
 
 
 async def refused(address: str) -> None:
-    """Returns once nobody listens there; every try is a turn of the server's event loop."""
+    """Returns once no process listens there; every try is a turn of the server's event loop."""
     host, _, port = address.rpartition(":")
     async with asyncio.timeout(DEADLINE_S):
         with contextlib.suppress(ConnectionRefusedError):

@@ -147,6 +147,7 @@ async def test_status_comes_from_the_router_that_answers(edge: Edge) -> None:
 
     def ask() -> str:
         with TandemClient(targets, rng=first_at(targets)) as client:
+            assert client.explain("r").request_id == "r"
             return client.status().router_name
 
     assert await asyncio.to_thread(ask) == "router-0"

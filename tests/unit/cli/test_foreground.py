@@ -1,4 +1,4 @@
-"""`tandem up` from start to Ctrl-C, with real processes in the services' places."""
+"""`tandem serve` from start to Ctrl-C, with real processes in the services' places."""
 
 from __future__ import annotations
 

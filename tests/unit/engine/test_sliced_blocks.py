@@ -35,7 +35,7 @@ OUT = (BlockCopy(1, 0, True),)
 
 
 class WatchedArena(HostArena):
-    """Says when somebody begins to wait for it."""
+    """An arena with an event that is set when a thread begins to wait for it."""
 
     def __init__(self, pool: torch.Tensor) -> None:
         super().__init__(OWN, 2, pool, DeviceLink(pool.device))

@@ -48,4 +48,7 @@ CHOSEN_FROM = ISAS[:2]
 """The first, or the next where a process's own timing finds the first slower."""
 EACH_ISA = [isa if isa in CHOSEN_FROM else pytest.param(isa, marks=pytest.mark.slow) for isa in ISAS]
 """As values of a parameter."""
+VECTORS = [isa for isa in ISAS if isa in ("avx2", "avx512")]
+"""Sets whose fp32 products and sums are the same."""
+needs_both_vectors = pytest.mark.skipif(len(VECTORS) < 2, reason="this processor has one of AVX2 and AVX-512 at most")
 every_isa = pytest.mark.parametrize("isa", EACH_ISA)

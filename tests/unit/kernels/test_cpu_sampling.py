@@ -17,7 +17,7 @@ from shared.kernels.cpu.launch import LONGEST_SAMPLED
 from shared.kernels.sampling import reference
 from shared.kernels.sampling.rows import SamplingRows
 
-from .isas import EACH_ISA, ISAS, every_isa, needs_library
+from .isas import EACH_ISA, ISAS, VECTORS, every_isa, needs_both_vectors, needs_library
 from .sampling_case import SamplingCase, wins_within_rounding
 
 pytestmark = needs_library
@@ -31,8 +31,6 @@ SHAPES: dict[str, Callable[[Tensor], Tensor]] = {
     "far apart": lambda x: 40.0 * x,
     "zeros of both signs": lambda x: torch.where(x > 0, 0.0, -0.0),
 }
-VECTORS = [isa for isa in ISAS if isa in ("avx2", "avx512")]
-"""Whose fp32 products and sums are the same."""
 
 
 @pytest.fixture(scope="module", params=EACH_ISA)
@@ -135,7 +133,7 @@ def test_a_row_depends_on_itself_alone(
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(len(VECTORS) < 2, reason="this processor has one of AVX2 and AVX-512 at most")
+@needs_both_vectors
 def test_avx2_and_avx512_choose_the_same_tokens() -> None:
     """Over enough tokens that nearly every boundary lies within rounding of the points."""
     logits = 0.3 * torch.randn(40, 200_000, generator=torch.Generator().manual_seed(0))

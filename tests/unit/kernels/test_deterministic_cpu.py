@@ -24,7 +24,7 @@ from .compiling import TARGETS
 from .conftest import Run
 from .cpu_case import DTYPES, close, random, uneven_weight
 from .deterministic_checks import logits
-from .isas import EACH_ISA, ISAS, every_isa, needs_library
+from .isas import EACH_ISA, VECTORS, every_isa, needs_both_vectors, needs_library
 
 ROWS = 300
 BLOCK_SIZE = 16
@@ -35,8 +35,6 @@ PAIRS = [
     (torch.float32, torch.bfloat16),
     *((dtype, codes) for dtype in DTYPES for codes in CODES),
 ]
-VECTORS = [isa for isa in ISAS if isa in ("avx2", "avx512")]
-"""Whose fp32 products and sums are the same."""
 
 
 @pytest.fixture(scope="module", params=EACH_ISA)
@@ -175,7 +173,7 @@ def test_logits_over_codes_are_the_same_in_every_cut_and_company(
 
 @needs_library
 @pytest.mark.slow
-@pytest.mark.skipif(len(VECTORS) < 2, reason="this processor has one of AVX2 and AVX-512 at most")
+@needs_both_vectors
 @pytest.mark.parametrize("kv_dtype", CODES)
 def test_avx2_and_avx512_give_the_same_bits_over_codes(tmp_path: Path, kv_dtype: torch.dtype) -> None:
     write_random_checkpoint(tmp_path, "Qwen3ForCausalLM", num_layers=2, num_heads=4, num_kv_heads=2, head_dim=32)
@@ -191,7 +189,7 @@ def test_avx2_and_avx512_give_the_same_bits_over_codes(tmp_path: Path, kv_dtype:
 
 @needs_library
 @pytest.mark.slow
-@pytest.mark.skipif(len(VECTORS) < 2, reason="this processor has one of AVX2 and AVX-512 at most")
+@needs_both_vectors
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_avx2_and_avx512_give_the_same_bits(tmp_path: Path, dtype: torch.dtype) -> None:
     write_random_checkpoint(tmp_path, "Qwen3ForCausalLM", num_layers=3, num_heads=4, num_kv_heads=2, head_dim=32)

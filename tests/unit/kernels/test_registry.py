@@ -1,4 +1,4 @@
-"""Who serves a device, and what is said where somebody does not."""
+"""The backend that serves a device, and the errors of those that do not."""
 
 from __future__ import annotations
 

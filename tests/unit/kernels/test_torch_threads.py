@@ -62,7 +62,7 @@ def openmp_threads() -> int:
 
 
 def test_a_thread_that_torch_has_not_computed_in_gets_the_process_s_number() -> None:
-    """What calls OpenMP by itself, as oneDNN does, asks nobody else."""
+    """Work that calls OpenMP itself, as oneDNN does, runs with the number of threads set there."""
 
     def small_op_first() -> int:
         with in_this_thread(torch.empty(0), FEWEST_ELEMENTS):

@@ -1,4 +1,4 @@
-"""Runs of blocks on store nodes: everybody agrees, loads are even, and nothing moves that need not."""
+"""Runs of blocks on store nodes: all choose alike, loads are even, and no run moves without need."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from shared.kernels.batch import AttentionBatch
-from shared.kernels.pool_view import PoolView
+from shared.kernels.pool_view import PoolView, dtype_name
 from shared.model.decoder import Decoder
 
 BLOCK_SIZE = 4
@@ -24,7 +24,7 @@ class PagedSequence:
 
     def __init__(self, decoder: Decoder, max_tokens: int, kv_dtype: torch.dtype | None = None) -> None:
         self.decoder = decoder
-        kv_name = str(kv_dtype or decoder.dtype).removeprefix("torch.")
+        kv_name = dtype_name(kv_dtype or decoder.dtype)
         layout = decoder.config.block_layout(BLOCK_SIZE, kv_name)
         num_blocks = -(-max_tokens // BLOCK_SIZE) + 3
         self.groups = layout.groups

@@ -63,7 +63,7 @@ def test_a_gguf_file(tmp_path, load):
 
 def test_a_folder_of_gguf_files(tmp_path):
     (tmp_path / "model-q4.gguf").write_bytes(b"GGUF\x03\0\0\0")
-    serve = re.escape(f"serve the file itself (`tandem up --model {tmp_path / 'model-q4.gguf'}`)")
+    serve = re.escape(f"serve the file itself (`tandem serve --model {tmp_path / 'model-q4.gguf'}`)")
     with pytest.raises(ModelLoadError, match=f"holds a GGUF file, model-q4.gguf: {serve}"):
         check_model_folder(tmp_path)
 

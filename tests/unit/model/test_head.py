@@ -9,7 +9,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from torch.nn import functional
 
 from shared.errors import ModelLoadError
 from shared.kernels.batch import AttentionBatch
@@ -23,10 +22,12 @@ from shared.model.layers.head import num_listed
 from shared.model.weights.head import has_head
 from shared.model.weights.plan import Quantization
 from tests.unit.kernels.isas import needs_library
+from tests.unit.model.layer_equations import layer, normed
 
 WITH_HEAD = {"num_nextn_predict_layers": 1}
 NUM_TOKENS, BLOCK_SIZE = 37, 16
 PREFIX = "model.layers.2."
+EPSILON = 1e-6
 LARGE = ("eh_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 
 
@@ -46,37 +47,15 @@ def rewrite(folder: Path, **changes: Tensor | None) -> None:
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def normed(x: Tensor, weight: Tensor) -> Tensor:
-    return x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt() * weight
-
-
-def rotated(x: Tensor) -> Tensor:
-    """[num_tokens, num_heads, head_dim] by the angles of positions 0, 1, …"""
-    half = x.shape[-1] // 2
-    angles = torch.arange(len(x), dtype=torch.float64)[:, None] * 10_000.0 ** (-torch.arange(half) / half)
-    cos, sin = angles.cos()[:, None], angles.sin()[:, None]
-    a, b = x[..., :half], x[..., half:]
-    return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
-
-
 def by_equations(tensors: dict[str, Tensor], hidden: Tensor, following: Tensor) -> Tensor:
     """Section 2.2 of arXiv:2412.19437: h' = M [norm(embedding of token i + 1); norm(h_i)], one layer, the output
     projection. M's columns are in the order of the published weights: the token's first."""
     t = {name: tensor.double() for name, tensor in tensors.items()}
     own = {name.removeprefix(PREFIX): tensor for name, tensor in t.items() if name.startswith(PREFIX)}
-    embedded = normed(t["model.embed_tokens.weight"][following], own["enorm.weight"])
-    x = torch.cat((embedded, normed(hidden, own["hnorm.weight"])), -1) @ own["eh_proj.weight"].T
-    read = normed(x, own["input_layernorm.weight"])
-    q, k, v = ((read @ own[f"self_attn.{name}_proj.weight"].T).view(len(x), -1, 8) for name in "qkv")
-    q, k = rotated(q), rotated(k).repeat_interleave(2, 1)
-    scores = torch.einsum("ihd,jhd->hij", q, k) / 8**0.5
-    scores = scores.masked_fill(torch.ones(len(x), len(x)).triu(1).bool(), -torch.inf)
-    attended = torch.einsum("hij,jhd->ihd", scores.softmax(-1), v.repeat_interleave(2, 1)).flatten(1)
-    x = x + attended @ own["self_attn.o_proj.weight"].T
-    read = normed(x, own["post_attention_layernorm.weight"])
-    gate, up = (read @ own[f"mlp.{name}_proj.weight"].T for name in ("gate", "up"))
-    x = x + (functional.silu(gate) * up) @ own["mlp.down_proj.weight"].T
-    return normed(x, own["shared_head.norm.weight"]) @ t["lm_head.weight"].T
+    embedded = normed(t["model.embed_tokens.weight"][following], own["enorm.weight"], EPSILON)
+    x = torch.cat((embedded, normed(hidden, own["hnorm.weight"], EPSILON)), -1) @ own["eh_proj.weight"].T
+    x = layer(own, normed(x, own["input_layernorm.weight"], EPSILON), x, 8, base=10_000.0, epsilon=EPSILON)
+    return normed(x, own["shared_head.norm.weight"], EPSILON) @ t["lm_head.weight"].T
 
 
 @pytest.mark.parametrize("cuts", [(0, NUM_TOKENS), (0, 5, 6, 30, NUM_TOKENS)])

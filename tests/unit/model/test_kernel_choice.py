@@ -12,6 +12,7 @@ from shared.errors import ConfigError
 from shared.fingerprints import deterministic_fingerprint, difference, headed_fingerprint
 from shared.kernels.backends import registry
 from shared.kernels.backends.registry import Backend
+from shared.kernels.pool_view import dtype_name
 from shared.kernels.torch_backend import TorchKernels
 from shared.model.arithmetic import arithmetic_digest
 from shared.model.checkpoints import write_random_checkpoint
@@ -113,7 +114,7 @@ def digest(
     decoder = Decoder.load(
         folder, dtype, "cpu", kernels=kernels, deterministic=deterministic, quantization=quantization
     )
-    return arithmetic_digest(decoder, decoder.config.block_layout(16, str(dtype).removeprefix("torch.")))
+    return arithmetic_digest(decoder, decoder.config.block_layout(16, dtype_name(dtype)))
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from torch import Tensor
 from shared.collectives.rank_links import Backend, RankLinks
 from shared.errors import ConfigError
 from shared.kernels.batch import AttentionBatch
-from shared.kernels.pool_view import PoolView
+from shared.kernels.pool_view import PoolView, dtype_name
 from shared.model.checkpoints import write_random_checkpoint
 from shared.model.decoder import Decoder
 from shared.model.families.registry import load_config
@@ -94,7 +94,7 @@ def batch_of(chunks: tuple[tuple[int, int], ...], first_block: int) -> MicroBatc
 
 
 def empty_pool(decoder: Decoder) -> PoolView:
-    layout = decoder.config.block_layout(BLOCK_SIZE, str(decoder.dtype).removeprefix("torch."))
+    layout = decoder.config.block_layout(BLOCK_SIZE, dtype_name(decoder.dtype))
     pool = PoolView.of(torch.zeros(layout.shape(9), dtype=torch.uint8), layout)
     pool.rows.normal_(generator=torch.Generator().manual_seed(3))
     return pool

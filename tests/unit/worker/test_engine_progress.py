@@ -1,4 +1,4 @@
-"""A hung engine is seen from its counters; a stopped process blames nobody."""
+"""A hung engine is seen from its counters; a process that was stopped itself reports no other as hung."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ class ArgumentRules(Protocol):
 
     @property
     def text(self) -> str:
-        """All rules so far."""
+        """The text of all rules made until now."""
 
     def arguments(self) -> str:
         """The symbol of all arguments. Raises UnsupportedSchemaError."""

@@ -71,7 +71,7 @@ class Events:
             self._found.append(CallBegun(self.num_calls - 1, name))
 
     def arguments(self, text: str) -> None:
-        """More of the last call's arguments."""
+        """Adds to the last call's arguments."""
         if not self._is_dropped:
             self._join(CallArguments(self.num_calls - 1, text))
 

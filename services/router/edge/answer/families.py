@@ -39,7 +39,7 @@ class CallFormat:
     special: tuple[str, ...]
     """Marks that may be special tokens of the vocabulary: they must stay in the text."""
     grammar: CallGrammar
-    """How a grammar says it."""
+    """The rules of a grammar for these calls."""
     short_ids: bool = False
     """Its template takes ids of nine letters and digits alone."""
     channels: Channels | None = None

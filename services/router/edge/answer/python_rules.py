@@ -69,7 +69,7 @@ class PythonRules:
 
     @property
     def text(self) -> str:
-        """All rules so far."""
+        """The text of all rules made until now."""
         return "".join(f"{self._prefix}_{number}: {rule}\n" for number, rule in enumerate(self._rules))
 
     def arguments(self) -> str:

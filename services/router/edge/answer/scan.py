@@ -45,7 +45,7 @@ class Tape:
 
     @property
     def text(self) -> str:
-        """All that was read."""
+        """The whole text read until now."""
         return "".join(self._read)
 
 

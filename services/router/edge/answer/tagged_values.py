@@ -53,7 +53,7 @@ class TaggedArguments:
         self._num_written += 1
 
     def add(self, text: str) -> None:
-        """More of the value."""
+        """Adds text to the value."""
         if self._types != _TEXT:
             self._read.append(text)
             return
@@ -235,7 +235,7 @@ class TaggedRules:
 
     @property
     def text(self) -> str:
-        """All rules so far."""
+        """The text of all rules made until now."""
         return "".join(self._rules)
 
     def arguments(self) -> str:

@@ -68,7 +68,7 @@ class ModelServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def ListModels(  # noqa: N802
         self, request: inference_pb2.ListModelsRequest, context: Context
     ) -> inference_pb2.ListModelsResponse:
-        """All of them."""
+        """See `InferenceService`: all models of the router."""
         return await self._servicer_of("").ListModels(request, context)
 
     async def GetRequest(  # noqa: N802

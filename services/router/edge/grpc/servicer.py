@@ -221,7 +221,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def GetRequest(  # noqa: N802
         self, request: inference_pb2.GetRequestRequest, context: Context
     ) -> inference_pb2.RequestInfo:
-        """Where a request stands."""
+        """See `InferenceService`: the state and timings of one request."""
         return await answer_client(self._keys.check, self._get_request, request, context)
 
     async def _get_status(self, request: inference_pb2.GetStatusRequest) -> inference_pb2.ClusterStatus:

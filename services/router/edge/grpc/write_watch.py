@@ -26,7 +26,7 @@ class WriteWatch:
         self._begun_at = self._loop.time()
 
     def end(self) -> None:
-        """It is done."""
+        """The write has ended."""
         self._begun_at = None
 
     async def __aenter__(self) -> Self:

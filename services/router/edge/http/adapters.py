@@ -42,7 +42,7 @@ class Adapters:
         self._keys = keys
 
     def routes(self) -> list[Route]:
-        """All paths."""
+        """The routes of these endpoints."""
         return [
             Route("/v1/load_lora_adapter", self.load, methods=["POST"]),
             Route("/v1/unload_lora_adapter", self.unload, methods=["POST"]),

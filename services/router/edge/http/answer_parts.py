@@ -166,12 +166,12 @@ class AnswerParts:
 
     @property
     def text(self) -> str:
-        """All content so far."""
+        """The content written until now."""
         return "".join(self._texts)
 
     @property
     def reasoning(self) -> str:
-        """All reasoning so far."""
+        """The reasoning written until now."""
         return "".join(self._thoughts)
 
     def add(self, delta: OutputDelta) -> list[Event]:

@@ -115,7 +115,7 @@ def _request_id(scope: Scope) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What a router keeps for its clients, over all models."""
+    """Stores that a router has for its clients, over all models."""
 
     shelf: Shelf
     background: Background

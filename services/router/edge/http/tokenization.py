@@ -67,7 +67,7 @@ class Tokenization:
         self._messages = messages
 
     def routes(self) -> list[Route]:
-        """All paths."""
+        """The routes of these endpoints."""
         return [
             Route("/v1/messages/count_tokens", self.count_tokens, methods=["POST"]),
             Route("/tokenize", self.tokenize, methods=["POST"]),

@@ -52,7 +52,7 @@ class Weights:
         self._keys = keys
 
     def routes(self) -> list[Route]:
-        """All paths."""
+        """The routes of these endpoints."""
         return [
             Route("/v1/update_weights", self.update, methods=["POST"]),
             Route("/sleep", self.sleep, methods=["POST"]),

@@ -17,7 +17,7 @@ class AdapterRights:
         self._tenants = {name: tenant for name, tenant in tenants.items() if tenant.adapters}
 
     def owners(self, adapter: str) -> list[str]:
-        """The tenants that claim this name; empty: it is everybody's."""
+        """The tenants that claim this name; empty: all tenants may use it."""
         return [name for name, tenant in self._tenants.items() if any(_fits(own, adapter) for own in tenant.adapters)]
 
     def may_use(self, tenant: str, adapter: str) -> bool:

@@ -22,7 +22,7 @@ class Caller:
 
     tenant: str
     account: str
-    """Whose rates it counts against."""
+    """The account whose rates the call counts against."""
 
 
 class ApiKeys:

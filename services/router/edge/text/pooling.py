@@ -23,7 +23,7 @@ class PoolingConfig:
     is_normalized: bool = True
     """Embeddings have length 1."""
     reason: str = "edge.pooling is none"
-    """Where `pooling` is empty."""
+    """Why there is no pooling, where `pooling` is empty."""
 
     @classmethod
     def load(cls, folder: Path, setting: PoolingName) -> PoolingConfig:
@@ -62,5 +62,5 @@ def _read(path: Path) -> Any:
         else:
             assert isinstance(content, dict)
     except (OSError, ValueError, AssertionError, TypeError) as error:
-        raise ModelLoadError(f"{path} cannot be read: {error or 'not as expected'}") from error
+        raise ModelLoadError(f"{path} cannot be read: {error or 'not as expected'}", file=path.name) from error
     return content

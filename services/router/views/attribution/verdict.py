@@ -185,7 +185,7 @@ def _waited_for(record: RequestRecord) -> Cause:
 
 
 def _doing(record: RequestRecord) -> Cause:
-    """What it was doing when it ended."""
+    """The cause of the time that a request was spending when it ended."""
     state = next((entry.state for entry in reversed(record.entries) if not entry.state.ended), RequestState.QUEUED)
     return _IN_STATE.get(state) or _waited_for(record)
 

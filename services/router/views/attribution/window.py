@@ -46,7 +46,7 @@ class Percentiles:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What ended within the last `window_s`."""
+    """The requests that ended within the last `window_s` seconds."""
 
     window_s: float
     """Less than was asked for where the ring does not reach so far."""
@@ -62,7 +62,7 @@ class Window:
     ttft: Percentiles = field(default_factory=Percentiles)
     tpot: Percentiles = field(default_factory=Percentiles)
     causes: tuple[CauseShare, ...] = ()
-    """All of them, most lost first, then by time."""
+    """All causes, those that lost most requests first, then by time."""
 
     @property
     def num_lost(self) -> int:
@@ -76,7 +76,7 @@ class Window:
 
     @property
     def binding(self) -> Cause | None:
-        """What most were lost to; None: nothing was lost."""
+        """The cause that lost most requests; None: none was lost."""
         return self.causes[0].cause if self.num_lost and self.causes else None
 
 

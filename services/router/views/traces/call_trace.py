@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class TraceSink(Protocol):
-    """Where the router's finished traces go."""
+    """The receiver of the router's finished traces."""
 
     def export(self, trace_id: int, num_spans: int, build: Callable[[], list[Span]]) -> None:
         """Takes all the router's spans of a trace, `num_spans` at most: `build` is called once, later. Does not

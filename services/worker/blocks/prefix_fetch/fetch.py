@@ -72,9 +72,9 @@ class Fetch:
         self.waited_ms = 0.0
         """How long the request was held."""
         self.num_tokens = 0
-        """Tokens whose blocks came so far, sound and before they were computed …"""
+        """Tokens whose blocks came until now, sound and before they were computed."""
         self.num_peer_tokens = 0
-        """… and of these, from peers' pools."""
+        """Tokens among `num_tokens` whose blocks came from peers' pools."""
         self.counted: frozenset[int] = frozenset()
         """Blocks that the engine was asked to prepare for, one for each block of tokens."""
         self.task: asyncio.Task[None] | None = None

@@ -33,7 +33,7 @@ class SourceFetch:
     key: str
     """Name of the whole fetch in commands to the engine."""
     hashes: tuple[bytes, ...]
-    """All that the engine was asked to prepare for."""
+    """Hashes of all blocks that the engine was asked to prepare for."""
     blocks: list[tuple[int, int]]
     """(place in `hashes`, block id)."""
     unsafe: Incoming | None = None

@@ -83,7 +83,7 @@ class Frames(Generic[Sent, Received]):
             beats.cancel()
 
     async def close(self) -> None:
-        """What was sent goes out first. Twice is fine."""
+        """Closes the connection behind what was sent. Twice is fine."""
         self._writer.close()
         try:
             with suppress(ConnectionError, TimeoutError):

@@ -64,7 +64,7 @@ class MeetingPort:
 
     @property
     def address(self) -> Address:
-        """Where it listens."""
+        """The address of the leader's port."""
         host, port = self._socket.getsockname()[:2]
         return Address(host, port)
 

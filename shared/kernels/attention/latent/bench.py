@@ -49,7 +49,7 @@ def tuning_cases(device: torch.device, settings: Sequence[Setting] = SETTINGS) -
 
 
 def _cases(device: torch.device, setting: Setting, configs: Sequence[LatentConfig | None]) -> Iterator[Case]:
-    """The same inputs for all configs."""
+    """A case for each config, all over the same inputs."""
     kv_lens, num_heads, dim = setting
     widths = [-(-kv_len // BLOCK_SIZE) for kv_len in kv_lens]
     starts = [sum(widths[:row]) for row in range(len(widths))]

@@ -14,9 +14,9 @@ MOST_KEYS = 16
 LEAST_TOKENS = UNIT
 """Query tokens of a chunk that is long."""
 TIME_OF_PAIR = 0.7
-"""What a pair takes, beside one of the kernel for any chunk, measured on an H200 …"""
+"""Time of a pair over that of a pair in the kernel for any chunk, measured on an H200."""
 PAIRS_OF_CALL = 800_000 * 32
-"""… and what the copies around a chunk take: pairs times query heads of that kernel."""
+"""Time of the copies around a chunk, in pairs times query heads of the kernel for any chunk, measured on an H200."""
 
 
 @dataclass(frozen=True, slots=True)

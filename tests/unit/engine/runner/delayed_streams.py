@@ -1,4 +1,4 @@
-"""Streams of a device that is as late as it may be: nothing queued is done before somebody waits for it."""
+"""Streams of a device that is as late as it may be: queued work is done only when a caller waits for it."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ ANSWER = (7, 8, 9)
 
 
 class Clock:
-    """Time that passes where somebody sleeps."""
+    """A clock that advances when a caller sleeps."""
 
     def __init__(self) -> None:
         self.now = 100.0

@@ -20,16 +20,16 @@ from tests.unit.engine.builders import sequence
 from tests.unit.engine.scheduler.timed_engine import NEXT, TimedEngine, prompt
 
 APART = StepTimes(1e-3, 4e-3, 0.1e-3, 0.1e-3, 1e-6, 1e-7, overlap=0.0)
-"""Products take their time beside the reading of weights, as on a CPU …"""
+"""Times of steps whose products take time beside the reading of weights, as on a CPU."""
 WITHIN = replace(APART, overlap=1.0)
-"""… or within it."""
+"""Times of steps whose products take time within the reading of weights."""
 ROW_S = 0.4e-3
 """Of each guess."""
 TARGET_S = 0.010
 
 
 class Drafter:
-    """Guesses that are as likely as it says."""
+    """Guesses with given chances of being right."""
 
     method = "ngram"
 

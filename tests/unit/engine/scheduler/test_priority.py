@@ -88,6 +88,15 @@ def test_a_step_in_flight_ends_before_anything_gives_way() -> None:
     assert [item.sequence_id for item in s.schedule().sequences] == ["interactive"]
 
 
+def served(s: Scheduler, made: EngineSequence) -> int:
+    """Runs a scheduler to the end of a sequence; the tokens of it that were cached."""
+    s.add(made)
+    while s.has_work:
+        step(s)
+    s.check_integrity()
+    return made.num_cached_tokens
+
+
 def test_a_prefix_that_is_retained_outlives_those_that_were_used_later() -> None:
     now = 0.0
     s = Scheduler(BlockPool(12, 4, clock=lambda: now), SchedulerConfig(2, 32))
@@ -96,11 +105,7 @@ def test_a_prefix_that_is_retained_outlives_those_that_were_used_later() -> None
     def serve(name: str, tokens: list[int], retain_s: float = 0.0) -> int:
         made = sequence(name, tokens, max_tokens=1)
         made.retain_s = retain_s
-        s.add(made)
-        while s.has_work:
-            step(s)
-        s.check_integrity()
-        return made.num_cached_tokens
+        return served(s, made)
 
     def flood() -> None:
         for number in range(6):
@@ -123,11 +128,7 @@ def test_of_retained_prefixes_that_goes_first_whose_session_comes_back_last() ->
     def serve(name: str, tokens: list[int], session: str = "", next_turn_s: float | None = None) -> int:
         made = sequence(name, tokens, max_tokens=1)
         made.retain_s, made.session, made.next_turn_s = 300.0 if session else 0.0, session, next_turn_s
-        s.add(made)
-        while s.has_work:
-            step(s)
-        s.check_integrity()
-        return made.num_cached_tokens
+        return served(s, made)
 
     near, far, learnt = ([first] * 13 for first in (7, 8, 9))
     for turn in range(4):

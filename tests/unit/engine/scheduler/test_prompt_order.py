@@ -1,4 +1,4 @@
-"""Shortest remaining first, and nobody starves."""
+"""The shortest remaining prompt runs first, and none starves."""
 
 from __future__ import annotations
 

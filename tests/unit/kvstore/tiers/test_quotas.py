@@ -1,4 +1,5 @@
-"""Quotas and pins: whatever is done, nobody is above a quota, nothing pinned goes, and every byte is counted."""
+"""Quotas and pins: after any operations no tenant is above its quota, no pinned block is gone, and every byte is
+counted."""
 
 from __future__ import annotations
 

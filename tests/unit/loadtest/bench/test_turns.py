@@ -9,17 +9,9 @@ from typing import Any
 import pytest
 
 from loadtest.bench.peers import quant
-from loadtest.bench.peers.measure import (
-    CannotRun,
-    Case,
-    EngineProcess,
-    Measured,
-    Turns,
-    named,
-    preloading,
-    results_of,
-    take_turns,
-)
+from loadtest.bench.peers.measure import Turns, results_of
+from loadtest.bench.peers.turns import CannotRun, Case, EngineProcess, Measured, named, take_turns
+from loadtest.bench.peers.venvs import preloading
 from shared.errors import ConfigError
 
 
@@ -41,7 +33,7 @@ class Scripted(EngineProcess):
 
 @pytest.fixture(autouse=True)
 def no_pause(monkeypatch):
-    monkeypatch.setattr("loadtest.bench.peers.measure.PAUSE_S", 0.0)
+    monkeypatch.setattr("loadtest.bench.peers.turns.PAUSE_S", 0.0)
 
 
 PREFILL = Case("prefill 100", 1, 100)

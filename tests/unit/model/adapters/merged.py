@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.lora.rows import LoraRows
 from shared.kernels.lora.step import PackedAdapter, StepLoras
-from shared.kernels.pool_view import PoolView
+from shared.kernels.pool_view import PoolView, dtype_name
 from shared.model.decoder import Decoder
 
 BLOCK_SIZE = 4
@@ -78,7 +78,7 @@ class MixedBatch:
     """Sequences of one decoder that step together, each with its adapter or none."""
 
     def __init__(self, decoder: Decoder, adapters: Sequence[PackedAdapter | None], max_tokens: int) -> None:
-        layout = decoder.config.block_layout(BLOCK_SIZE, str(decoder.dtype).removeprefix("torch."))
+        layout = decoder.config.block_layout(BLOCK_SIZE, dtype_name(decoder.dtype))
         self.groups = layout.groups
         num_blocks = -(-max_tokens // BLOCK_SIZE) * self.groups.size
         shape = layout.shape(num_blocks * len(adapters))

@@ -1,4 +1,4 @@
-"""An attempt between links that keep what they are told: no network."""
+"""An attempt between links that record their commands, without a network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What an attempt makes of its workers' messages, one by one: links that keep what they are told, no network."""
+"""An attempt's answers to its workers' messages, one by one, between links that record their commands, without a
+network."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def test_a_digest_depends_on_configuration_and_vocabulary_alone(tmp_path: Path) 
 
 
 def link_in(pool: Pool) -> WorkerLink:
-    """A link that nobody runs."""
+    """A link whose loop does not run."""
     worker = DiscoveredWorker("d0", DECODE, "h:1")
     return WorkerLink(worker, Greeting("router-0"), lambda _: None, lambda: None, {WorkerRole.DECODE: pool})
 

@@ -21,7 +21,7 @@ SPECIAL = (START, CHANNEL, CONSTRAIN, MESSAGE, END, CALL, RETURN)
 
 NEXT = f"{START}assistant"
 SIGN = f"{NEXT}{CHANNEL}"
-"""What a template of this family has."""
+"""Text by which a template of this family is recognised."""
 _ANALYSIS, _FINAL = f"{CHANNEL}analysis{MESSAGE}", f"{CHANNEL}final{MESSAGE}"
 CHANNELS = Channels(
     before_text=ReasoningMarks(_ANALYSIS, f"{END}{NEXT}{_FINAL}"),
@@ -31,7 +31,7 @@ CHANNELS = Channels(
 
 _NAMESPACE = "functions."
 _BEGINS = (NEXT, CHANNEL, CONSTRAIN, MESSAGE, "to=")
-"""How what stands between a role and its message may begin."""
+"""Beginnings of the text that may stand between a role and its message."""
 _MAX_HEADER_LEN = MAX_NAME_LEN + 128
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 _CHANNEL = re.compile(re.escape(CHANNEL) + r"\s*(\w+)")

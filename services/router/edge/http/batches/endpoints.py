@@ -48,7 +48,7 @@ class BatchRequest(BaseModel):
 
 
 class Batches:
-    """Handlers. Where no folder is set they answer 404 that says so."""
+    """Handlers. Where no folder is set they answer 404 with that reason."""
 
     def __init__(
         self, keys: ApiKeys, settings: EdgeSettings, files: FileStore | None, runner: BatchRunner | None
@@ -59,7 +59,7 @@ class Batches:
         self._runner = runner
 
     def routes(self) -> list[Route]:
-        """All paths."""
+        """The routes of these endpoints."""
         file, batch = "/v1/files/{file_id}", "/v1/batches/{batch_id}"
         return [
             Route("/v1/files", self.upload, methods=["POST"]),

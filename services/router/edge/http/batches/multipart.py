@@ -98,7 +98,7 @@ class _Reader:
         return self._cut(at, len(mark))
 
     async def pieces_until(self, mark: bytes) -> AsyncIterator[bytes]:
-        """The same in pieces, without a limit."""
+        """The bytes before a mark, in pieces and without a limit; the mark is dropped."""
         while (at := self._buffer.find(mark)) < 0:
             safe = len(self._buffer) - len(mark) + 1  # the mark may have begun behind that
             if safe > 0:

@@ -35,7 +35,7 @@ AGAIN = (429, 499, 503)
 
 @dataclass(frozen=True, slots=True)
 class Idleness:
-    """When a line may start."""
+    """Decides when a line of a batch may start."""
 
     room: Callable[[str], int]
     """Requests that the workers of the model of that name could start now without delaying any other."""
@@ -128,9 +128,7 @@ class BatchRunner:
             if batch.state.status not in ("validating", "in_progress"):
                 return  # it is being cancelled already, or all its lines are answered
             await asyncio.to_thread(batch.write, batch.state.at("cancelling", self._now()))
-        task = self._tasks.get(batch.state.id)
-        if task is not None:
-            await end_task(task)
+        await end_task(self._tasks.get(batch.state.id))
         if not batch.state.is_ended:
             self._begin(batch)
 

@@ -37,7 +37,7 @@ from shared.model.text.tokenizer import Tokenizer
 
 
 class ChatDialect(Protocol):
-    """What the writers need of the endpoint."""
+    """The part of the chat endpoint that the writers call."""
 
     model_name: str
 
@@ -241,7 +241,7 @@ def _delta_member(event: Event, answer: AnswerParts) -> dict[str, object]:
 
 
 def _end(finish: OutputFinish | None, answer: AnswerParts) -> dict[str, object]:
-    """As `choice_end`; an answer that stopped to call a tool says so."""
+    """As `choice_end`, with finish_reason tool_calls for an answer that stopped to call a tool."""
     end = choice_end(finish)
     if finish is not None and finish.reason is FinishReason.STOP and answer.calls:
         end["finish_reason"] = "tool_calls"

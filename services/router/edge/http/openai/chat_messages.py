@@ -52,7 +52,7 @@ class ContentPart(BaseModel):
 
 
 class FunctionCall(BaseModel):
-    """What an assistant called."""
+    """The name and arguments of a function that an assistant called."""
 
     model_config = STRICT
 

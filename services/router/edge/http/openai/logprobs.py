@@ -28,7 +28,7 @@ class CompletionLogprobs:
         self._tokenizer = tokenizer
         self._named = spelling(tokenizer, as_ids)
         self.has_begun = False
-        """Some tokens were described."""
+        """Whether some tokens were described."""
         self._offset = sum(len(tokenizer.token_text(token_id)) for token_id in before)
 
     def part(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> dict[str, list[object]]:

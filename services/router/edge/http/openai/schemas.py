@@ -138,7 +138,7 @@ class StreamOptions(BaseModel):
 
 
 class ResumedChoice(BaseModel):
-    """What the client has of one choice."""
+    """The part of one choice that the client has from an earlier call."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 

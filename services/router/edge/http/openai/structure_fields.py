@@ -85,7 +85,7 @@ class StructuredOutputs(BaseModel):
 
 
 class StructureFields(BaseModel):
-    """What both endpoints share of this."""
+    """Fields of structured output that chat and completions share."""
 
     model_config = _STRICT
 

@@ -45,7 +45,7 @@ class Pages:
         self._openapi: bytes | None = None  # until it is asked for
 
     def routes(self) -> list[Route]:
-        """All paths."""
+        """The routes of these pages."""
         return [
             Route("/v1/models", self.models),
             Route("/v1/models/", self.models),

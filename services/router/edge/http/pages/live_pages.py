@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from services.router.edge.scheduling import number_of
 from services.router.edge.tenants.auth import ApiKeys, credentials
 from services.router.views.cluster_view import ClusterView
 from shared.errors import InvalidRequest, NotFound
@@ -45,7 +45,7 @@ class LivePages:
         self._files = {path.name: path.read_bytes() for path in sorted(PAGE.iterdir()) if path.suffix in TYPES}
 
     def routes(self) -> list[Route]:
-        """All paths."""
+        """The routes of these pages."""
         return [
             Route("/", self.page),
             Route("/page/{name}", self.asset),
@@ -97,10 +97,7 @@ class LivePages:
 def _window(text: str) -> float:
     if not text:
         return 0.0
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
+    value = number_of(text)
     if not value > 0.0:
         raise InvalidRequest(f"window_s must be a number of seconds, got {text[:40]!r}", field="window_s")
     return value

@@ -54,7 +54,7 @@ class Pooling:
         self._settings = settings
 
     def routes(self) -> list[Route]:
-        """All paths; those without a version are vLLM's."""
+        """The routes of these endpoints; those without a version are vLLM's."""
         return [
             Route("/v1/embeddings", self.embeddings, methods=["POST"]),
             *(Route(path, self.score, methods=["POST"]) for path in ("/v1/score", "/score")),
@@ -182,7 +182,7 @@ class _Call:
 
 
 async def _all(calls: Iterable[Coroutine[Any, Any, Pooled]]) -> list[Pooled]:
-    """Their results in order; the first error ends the others."""
+    """Awaits all calls; returns their results in order. The first error ends the others."""
     tasks = [asyncio.create_task(call) for call in calls]
     try:
         return await asyncio.gather(*tasks)

@@ -45,7 +45,7 @@ class EmbeddingRequest(BaseModel):
 
     @property
     def inputs(self) -> list[str] | list[list[int]]:
-        """All of them."""
+        """The inputs as a list, also where one is given alone."""
         given = self.input
         if isinstance(given, str):
             return [given]

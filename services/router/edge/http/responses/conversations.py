@@ -63,7 +63,7 @@ class Conversations:
         self._settings = settings
 
     def routes(self) -> list[Route]:
-        """All paths."""
+        """The routes of these endpoints."""
         one = "/v1/conversations/{conversation_id}"
         return [
             Route("/v1/conversations", self.create, methods=["POST"]),

@@ -88,7 +88,7 @@ class Responses:
         )
 
     async def with_calls(self, call: ParsedResponse, shelf: Shelf) -> ParsedResponse:
-        """The same call behind what its approved calls brought."""
+        """The call, continued behind the results of the tool calls that the client approved."""
         made = [await each.made(shelf, call.tenant, is_kept=call.is_kept) for each in call.approved]
         parsed = self._parsed(call.original, call.earlier, call.box, made).instead_of(call)
         return replace(parsed, brought=[*call.brought, *made], num_made=len(made))
@@ -193,7 +193,7 @@ class ResponseWriter:
 
     @property
     def items(self) -> list[Item]:
-        """All output items so far."""
+        """The output items made until now."""
         return self._items.items
 
     @property
@@ -202,7 +202,7 @@ class ResponseWriter:
         return self._items.waiting_calls
 
     def called(self, item: Item, output: str | None, error: str | None) -> bytes:
-        """What came of one of those."""
+        """Ends a waiting call of a server's tool with its output or error; returns the events of it."""
         return self._items.called(item, output, error)
 
     @property

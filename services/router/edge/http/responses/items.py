@@ -92,7 +92,7 @@ class OutputItems:
         return [item for item in self.items if item["type"] == "mcp_call" and item["status"] == "in_progress"]
 
     def called(self, item: dict[str, object], output: str | None, error: str | None) -> bytes:
-        """What came of one of those."""
+        """Ends a waiting call of a server's tool with its output or error; returns the events of it."""
         status = "completed" if error is None else "failed"
         item |= {"status": status, "output": output, "error": error}
         index = next(i for i, other in enumerate(self.items) if other is item)

@@ -22,7 +22,7 @@ class StoredResponses:
         self._background = background
 
     def routes(self) -> list[Route]:
-        """All paths."""
+        """The routes of these endpoints."""
         return [
             Route("/v1/responses/{response_id}", self.one, methods=["GET"]),
             Route("/v1/responses/{response_id}", self.delete, methods=["DELETE"]),

@@ -45,7 +45,7 @@ class Server:
     limits: CallLimits
 
     async def tools(self) -> list[McpTool]:
-        """What it offers. Raises ToolServerFailed."""
+        """The server's tools. Raises ToolServerFailed."""
         try:
             async with McpClient(self.url, self.headers, self.limits) as client:
                 return await client.tools()

@@ -1,4 +1,4 @@
-"""`tandem up` with the real services and the demo model: it serves, and whatever ends it leaves no process."""
+"""`tandem serve` with the real services and the demo model: it serves, and whatever ends it leaves no process."""
 
 from __future__ import annotations
 

@@ -56,8 +56,8 @@ AVX512_BF16 = InstructionSet(
 """Needs VBMI too: Cooper Lake, which alone has AVX512-BF16 without it, takes AVX512-VNNI."""
 AMX = InstructionSet(
     "amx",
-    (*_VNNI, "avx512vbmi", "amx_tile", "amx_bf16", "amx_int8"),
-    (_V4, "-mavx512vnni", "-mavx512vbmi", *_TILES, "-DTANDEM_AMX"),
+    (*_VNNI, "avx512_bf16", "avx512vbmi", "amx_tile", "amx_bf16", "amx_int8"),
+    (_V4, "-mavx512vnni", "-mavx512bf16", "-mavx512vbmi", *_TILES, "-DTANDEM_AMX"),
     is_checked=True,
 )
 AMX_INT8 = InstructionSet(

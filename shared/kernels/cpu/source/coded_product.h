@@ -7,7 +7,7 @@
 constexpr int64_t kChunkRows = 512;  // whose sums are kept while spans are multiplied
 
 // Kind: lays rows out in units, opens codes of a span of at most `most_k` k and multiplies them with a unit. `kOpenBytes`:
-// of a k and panel, that it opens codes to; add_product adds to c [rows][32], `is_open`: the codes are what `open` returned, `is_first`:
+// of a k and panel, that it opens codes to; add_product adds to sums, `is_open`: the codes are what `open` returned, `is_first`:
 // of the units that meet them.
 template <typename T, typename Kind>
 class CodedProduct {
@@ -43,7 +43,6 @@ class CodedProduct {
     const int64_t room = opens ? std::min(kind_.most_k(), form_.group) * Kind::kOpenBytes : 0;
     float* c = workspace.floats(count * (rows * kColumns + room / 4));
     std::byte* rooms = (std::byte*)(c + count * rows * kColumns);
-    std::fill(c, c + count * rows * kColumns, 0.0f);
     const std::byte* base = weight_ + panel * panel_stride_;
     Span span{};
     int64_t at = 0;  // bytes from a panel's begin
@@ -60,19 +59,16 @@ class CodedProduct {
         for (int64_t unit = low; unit < high; unit++)
           for (int64_t p = 0; p < count; p++) {
             span.head = base + p * panel_stride_ + head;
-            float* sums = c + (p * rows + kind_.first(unit) - top) * kColumns;
+            const int64_t row = kind_.first(unit), column = (panel + p) * kColumns;
+            const bool is_last = g + s + span.depth == k_;
+            const SpanSums<T> sums{
+                c + (p * rows + row - top) * kColumns, span.number == 0, is_last ? o_.y + row * o_.y_step + column : nullptr,
+                o_.y_step, bias_ ? bias_ + column : nullptr};
             kind_.add_product(state, unit, span, opened[p], opens, unit == low, sums);
           }
         at += form_.codes_bytes(span.depth);
       }
     }
-    for (int64_t p = 0; p < count; p++)
-      for (int64_t unit = low; unit < high; unit++) {
-        const int64_t row = kind_.first(unit), column = (panel + p) * kColumns;
-        float* sums = c + (p * rows + row - top) * kColumns;
-        kind_.finish_unit(unit, sums);
-        finish(sums, kind_.size(unit), bias_ ? bias_ + column : nullptr, o_.y + row * o_.y_step + column, o_.y_step);
-      }
   }
 
   Operands<T> o_;

@@ -165,6 +165,38 @@ void sum_spans(const T* x, int64_t k_size, const Form& form, float* sums, int64_
     }
 }
 
+// The sums of some rows [rows][32] over the spans so far, in c; those over all spans go to y.
+template <typename T>
+struct SpanSums {
+  float* c;
+  bool begins;  // nothing is in c yet
+  T* y;         // null before the last span
+  int64_t y_step;
+  const T* bias;  // or null
+
+  // f(part) with one of four kinds of parts, to which `update` belongs.
+  template <typename F>
+  void with_part(F&& f) const {
+    if (y) begins ? f(Part<true, true>{*this}) : f(Part<false, true>{*this});
+    else begins ? f(Part<true, false>{*this}) : f(Part<false, false>{*this});
+  }
+
+  template <bool Begins, bool Ends>
+  struct Part {
+    const SpanSums& of;
+
+    // Half v of row r: `added(sum)`, and at the end `scaled` of that.
+    template <typename Added, typename Scaled>
+    [[gnu::always_inline]] void update(int r, int v, Added&& added, Scaled&& scaled) const {
+      float* at = of.c + r * kColumns + 16 * v;
+      const Floats sum = added(Begins ? zeros() : load(at));
+      if constexpr (!Ends) return store(at, sum);
+      const Floats whole = scaled(sum);
+      store16(of.y + r * of.y_step + 16 * v, of.bias ? whole + load16(of.bias + 16 * v) : whole);
+    }
+  };
+};
+
 // c[rows][32] += scales times part, which counts in `unit`, and offsets, scaled, times sums(row) where there are offsets.
 template <typename Sums>
 void add_scaled(
@@ -181,6 +213,28 @@ void add_scaled(
       store(out, sum);
     }
   }
+}
+
+// The same to the sums of spans.
+template <typename T, typename Sums>
+void add_scaled(
+    const float* part, float unit, const std::byte* head, const Form& form, int rows, const Sums& sums,
+    const SpanSums<T>& to) {
+  to.with_part([&](auto of) {
+    for (int v = 0; v < 2; v++) {
+      const Floats scale = load((const float*)head + 16 * v), of_part = scale * all(unit);
+      Floats offset = zeros();
+      if (form.has_zeros) offset = scale * load16((const bf16*)(head + 4 * kColumns) + 16 * v);
+      for (int r = 0; r < rows; r++)
+        of.update(
+            r, v,
+            [&](Floats sum) {
+              sum = plus_product(sum, load(part + r * kColumns + 16 * v), of_part);
+              return form.has_zeros ? plus_product(sum, all(sums(r)), offset) : sum;
+            },
+            [](Floats sum) { return sum; });
+    }
+  });
 }
 
 // Calls f with a span's codes as Codes8 or Codes4.

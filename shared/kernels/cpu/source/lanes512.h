@@ -112,6 +112,13 @@ inline Words upper_halves(Floats x) {
   __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
   return _mm512_srli_epi32(_mm512_mask_mov_epi32(rounded, nan, _mm512_set1_epi32(0x7fc00000)), 16);
 }
+#ifdef __AVX512BF16__
+// Likewise in one instruction, to which numbers below the smallest normal one are 0.
+inline void store_bf16(void* p, Floats x) { _mm256_storeu_si256((__m256i*)p, (__m256i)_mm512_cvtneps_pbh(x)); }
+inline Floats as_bf16(Floats x) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(x)), 16));
+}
+#endif
 inline void store_halves(void* p, Words x) { _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(x)); }
 
 // 16 bytes, as signed or unsigned numbers; and the lowest bytes of 16 words.

@@ -78,6 +78,8 @@ inline Floats whole_of(Words sum, Words of_row, Words middle) {
   return minus_product(signed_floats(sum), as_floats(of_row), signed_floats(middle));
 }
 
+constexpr int32_t kMiddle = 128;  // of codes of 8 bits without zeros
+
 // Scales of a span's 16 outputs, and the middles of their codes.
 template <int Bits>
 struct Scaling {
@@ -86,7 +88,7 @@ struct Scaling {
 
   Scaling(const Span& span, bool has_zeros, int v)
       : scale(load((const float*)span.head + 16 * v)),
-        middle(has_zeros ? unsigned_bytes(span.head + 4 * kColumns + 16 * v) : all_words(Bits == 8 ? 128 : 8)) {}
+        middle(has_zeros ? unsigned_bytes(span.head + 4 * kColumns + 16 * v) : all_words(Bits == 8 ? kMiddle : 8)) {}
   void add(Words sum, int32_t of_row, float* c) const {
     store(c, plus_product(load(c), whole_of<Bits>(sum, all_words(uint32_t(of_row)), middle), scale));
   }
@@ -140,6 +142,34 @@ class RoundedRows {
     for (int r = 0; r < count; r++, of_row += spans_, part += kColumns, c += kColumns) {
       low.add(load_words(part), *of_row, c);
       high.add(load_words(part + 16), *of_row, c + 16);
+    }
+  }
+  // The same to the sums of spans, which are scaled at the end.
+  void add_scaled(const int32_t* part, int64_t first, int count, const Span& span, const SpanSums<T>& to) const {
+    to.with_part([&](auto of) {
+      if (form_.bits == 4) add_span<4, true>(of, part, first, count, span);
+      else form_.has_zeros ? add_span<8, true>(of, part, first, count, span) : add_span<8, false>(of, part, first, count, span);
+    });
+  }
+  template <int Bits, bool HasMiddles, typename Of>
+  [[gnu::always_inline]] void add_span(Of of, const int32_t* part, int64_t first, int count, const Span& span) const {
+    const Scaling<Bits> halves[2] = {{span, bool(form_.has_zeros), 0}, {span, bool(form_.has_zeros), 1}};
+    const int32_t* of_row = sums_ + first * spans_ + span.number;
+    for (int r = 0; r < count; r++, of_row += spans_, part += kColumns) {
+      const Words sum_of_row = all_words(uint32_t(HasMiddles ? *of_row : *of_row * kMiddle));
+      const Floats scale = all(scales_[first + r]);
+#pragma GCC unroll 2
+      for (int v = 0; v < 2; v++)
+        of.update(
+            r, v,
+            [&](Floats sum) {
+              const Words whole = load_words(part + 16 * v);
+              if constexpr (HasMiddles)
+                return plus_product(sum, whole_of<Bits>(whole, sum_of_row, halves[v].middle), halves[v].scale);
+              else
+                return plus_product(sum, signed_floats(minus(whole, sum_of_row)), halves[v].scale);
+            },
+            [&](Floats sum) { return sum * scale; });
     }
   }
   void scale(int64_t first, int count, float* c) const {  // c [count][32]

@@ -37,11 +37,19 @@ inline float to_float(bf16 x) {
 inline Floats load16(const float* p) { return load(p); }
 inline Floats load16(const bf16* p) { return widen16(p); }
 inline void store16(float* p, Floats x) { store(p, x); }
+#if defined(__AVX512BF16__) && !defined(TANDEM_DETERMINISTIC)
+inline void store16(bf16* p, Floats x) { store_bf16(p, x); }
+#else
 inline void store16(bf16* p, Floats x) { store_halves(p, upper_halves(x)); }
+#endif
 
 // A value after being stored as T and loaded again.
 inline Floats rounded_as(const float*, Floats x) { return x; }
+#if defined(__AVX512BF16__) && !defined(TANDEM_DETERMINISTIC)
+inline Floats rounded_as(const bf16*, Floats x) { return as_bf16(x); }
+#else
 inline Floats rounded_as(const bf16*, Floats x) { return as_floats(shift_left<16>(upper_halves(x))); }
+#endif
 
 // Pairs (a, b) of bf16, a in the lower halves. Numbers below the smallest normal one may become 0.
 inline Words paired(Floats a, Floats b) {

@@ -75,7 +75,8 @@ class RoundedTiles {
   }
 
   void add_product(
-      TwoByTwo& tiles, int64_t unit, const Span& span, const std::byte* codes, bool is_open, bool is_first, float* c) const {
+      TwoByTwo& tiles, int64_t unit, const Span& span, const std::byte* codes, bool is_open, bool is_first,
+      const SpanSums<T>& sums) const {
     alignas(64) int32_t part[2 * kTileRows * kColumns];
     alignas(64) std::byte pieces[2][kPieceBytes];
     const int64_t step = span.k / kStep, steps = span.depth / kStep;
@@ -92,10 +93,8 @@ class RoundedTiles {
         open_step(codes, s, pieces[s % 2]);
         return pieces[s % 2];
       }, part);
-    rows_.add_scaled(part, first(unit), size(unit), span, c);
+    rows_.add_scaled(part, first(unit), size(unit), span, sums);
   }
-
-  void finish_unit(int64_t unit, float* c) const { rows_.scale(first(unit), size(unit), c); }
 
  private:
   static void open_step(const std::byte* codes, int64_t step, std::byte* piece) {
@@ -150,7 +149,8 @@ class OpenedTiles {
   }
 
   void add_product(
-      TwoByTwo& tiles, int64_t unit, const Span& span, const std::byte* codes, bool is_open, bool, float* c) const {
+      TwoByTwo& tiles, int64_t unit, const Span& span, const std::byte* codes, bool is_open, bool,
+      const SpanSums<bf16>& to) const {
     alignas(64) float part[2 * kTileRows * kColumns];
     alignas(64) std::byte pieces[4][kPieceBytes];
     const Codes from{codes};
@@ -160,10 +160,8 @@ class OpenedTiles {
       return pieces[s % 4];
     }, part);
     const float* sums = sums_ + first(unit) * spans_ + span.number;
-    add_scaled(part, Codes::kUnit, span.head, form_, size(unit), [&](int r) { return sums[r * spans_]; }, c);
+    add_scaled(part, Codes::kUnit, span.head, form_, size(unit), [&](int r) { return sums[r * spans_]; }, to);
   }
-
-  void finish_unit(int64_t, float*) const {}
 
  private:
   static void open_step(const Codes& from, int64_t step, std::byte* piece) {

@@ -152,7 +152,7 @@ def simulate_trace(
     fleet: FleetOptions,
     placement: PlacementOptions,
     trace: Annotated[
-        Path | None, Option("JSON lines of Mooncake or Qwen-Bailian, CSV of Azure or BurstGPT; also .gz")
+        Path | None, Option("JSON lines of Mooncake or Qwen-Bailian, CSV of Azure, BurstGPT or Splitwise; also .gz")
     ] = None,
     unit: Annotated[str, Option("of the timestamps in JSON lines, where it is not their format's: ms or s")] = "",
     workload: Annotated[str, Option(f"in place of a trace: {', '.join(WORKLOADS)}")] = "",

@@ -165,8 +165,8 @@ KINDS: Mapping[str, _Kind] = {
     "trace": _Kind(
         _trace,
         {"path": "", "unit": ""},
-        "trace:PATH or trace:path=PATH,unit=s  (Mooncake's, Qwen-Bailian's, Azure's or BurstGPT's; --scale, "
-        "--scale-output, --slice, --speedup)",
+        "trace:PATH or trace:path=PATH,unit=s  (Mooncake's, Qwen-Bailian's, Azure's, BurstGPT's or Splitwise's; "
+        "--scale, --scale-output, --slice, --speedup)",
     ),
 }
 _FORMERLY = {"mooncake": "trace", "azure": "trace"}

@@ -151,7 +151,7 @@ class RisingTimes:
 def open_trace(path: Path) -> Iterator[tuple[int, str]]:
     """A file's lines that are not blank, with their numbers from 1; it may be packed by gzip. Raises ConfigError
     (`workload`)."""
-    opened: Callable[..., TextIO] = gzip.open if path.suffix == PACKED else open
+    opened: Callable[..., TextIO] = gzip.open if path.suffix.lower() == PACKED else open
     try:
         with opened(path, "rt", encoding="utf-8-sig", newline="") as file:
             for number, line in enumerate(file, start=1):

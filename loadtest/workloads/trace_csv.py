@@ -1,6 +1,7 @@
 """Traces in CSV: times and lengths, without prefix structure.
 
-Azure's of its LLM inference (Patel et al., 2024), and BurstGPT's (Wang et al., 2024), told apart by their headers.
+Azure's of its LLM inference and what Splitwise's simulator plays (Patel et al., 2024), and BurstGPT's (Wang et al.,
+2024), told apart by the columns that they have, in any order and among others.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from loadtest.workloads.trace import LATEST_S, RisingTimes, TraceRequest, open_t
 
 AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 BURST_GPT = ("Timestamp", "Request tokens", "Response tokens")
-"""The columns that are read; its files have further ones, in two versions."""
+SPLITWISE = ("arrival_timestamp", "prompt_size", "token_size")
+FORMATS = {"Azure": AZURE, "BurstGPT": BURST_GPT, "Splitwise": SPLITWISE}
+"""The columns that are read of each: time, tokens of the prompt, tokens of the answer."""
 
 _MOST_DIGITS = 15
 _SHOWN = 40
@@ -34,10 +37,7 @@ def read_csv_trace(path: Path) -> Iterator[TraceRequest]:
     lines = open_trace(path)
     number, line = next(lines, (1, ""))
     header = tuple(cell.strip() for cell in _cells(line, path, number))
-    known: Sequence[str] = AZURE if header == AZURE else BURST_GPT
-    if not set(known) <= set(header):
-        found = line.strip()[:_LINE_SHOWN]
-        raise trace_error(path, number, f"expected the header {','.join(AZURE)} or BurstGPT's, got {found!r}")
+    known = _format_of(header, line, path, number)
     seconds: Times = _Dates() if known is AZURE else _seconds
     at_column, prompt_column, answer_column = (header.index(name) for name in known)
     times = RisingTimes(path, known[0])
@@ -56,6 +56,19 @@ def read_csv_trace(path: Path) -> Iterator[TraceRequest]:
             _count(cells[prompt_column], known[1], path, number),
             _count(cells[answer_column], known[2], path, number),
         )
+
+
+def _format_of(header: Sequence[str], line: str, path: Path, number: int) -> tuple[str, str, str]:
+    """One of FORMATS; raises ConfigError where the header has the columns of none, or one of them twice."""
+    known = next((columns for columns in FORMATS.values() if set(columns) <= set(header)), None)
+    if known is None:
+        formats = "; ".join(f"{name}'s {', '.join(columns)}" for name, columns in FORMATS.items())
+        found = line.strip()[:_LINE_SHOWN]
+        raise trace_error(path, number, f"expected a header with the columns of one of {formats}; got {found!r}")
+    twice = next((name for name in known if header.count(name) > 1), None)
+    if twice is not None:
+        raise trace_error(path, number, f"the header has the column {twice} twice")
+    return known
 
 
 class _Dates:

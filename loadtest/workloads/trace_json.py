@@ -25,6 +25,9 @@ _CHECKED = 256
 """First requests by which that is judged."""
 _OF_BAILIAN = "chat_id"
 _END_OF_IDS = 1 << 64
+_NEEDED = ("timestamp", "input_length", "output_length")
+_BY_LINES = "; a trace that is not .csv has a JSON object on each line"
+_NAMES_SHOWN, _SHOWN = 8, 200
 
 
 def read_json_trace(path: Path, unit: str = "") -> Iterator[TraceRequest]:
@@ -36,12 +39,14 @@ def read_json_trace(path: Path, unit: str = "") -> Iterator[TraceRequest]:
     block_len = 0
     has_ids: bool | None = None
     for count, (number, line) in enumerate(open_trace(path), start=1):
+        hint = _BY_LINES if count == 1 else ""
         try:
             fields = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise trace_error(path, number, f"not JSON: {error}") from error
+            raise trace_error(path, number, f"not JSON: {error}{hint}") from error
         if not isinstance(fields, dict):
-            raise trace_error(path, number, "expected a JSON object")
+            raise trace_error(path, number, f"expected a JSON object{hint}")
+        _check_names(fields, path, number)
         usual_unit, usual_len = ("s", BAILIAN_BLOCK_LEN) if _OF_BAILIAN in fields else ("ms", BLOCK_LEN)
         read_s = _timestamp_s(fields, UNITS[unit or usual_unit], path, number)
         at_s = times.relative_s(read_s, fields["timestamp"], number)
@@ -62,6 +67,16 @@ def read_json_trace(path: Path, unit: str = "") -> Iterator[TraceRequest]:
             num_output_tokens=_count(fields, "output_length", path, number),
             hash_ids=_hash_ids(fields, num_prompt_tokens, block_len, path, number) if has_ids else (),
             block_len=block_len,
+        )
+
+
+def _check_names(fields: dict[str, object], path: Path, number: int) -> None:
+    """Raises ConfigError for a line without one of the fields that are read, such as one of texts or of delays."""
+    missing = [name for name in _NEEDED if name not in fields]
+    if missing:
+        found = ", ".join(map(repr, list(fields)[:_NAMES_SHOWN])) or "none"
+        raise trace_error(
+            path, number, f"no {', '.join(missing)}: expected {', '.join(_NEEDED)}, found {found[:_SHOWN]}"
         )
 
 

@@ -237,6 +237,11 @@ def test_anthropic_messages(claude: anthropic.Anthropic) -> None:
     assert count.input_tokens == whole.usage.input_tokens + (whole.usage.cache_read_input_tokens or 0)
 
 
+def test_anthropic_parse(claude: anthropic.Anthropic) -> None:
+    parsed = claude.messages.parse(model=MODEL, max_tokens=500, messages=ASK, output_format=Thing)
+    assert isinstance(parsed.parsed_output, Thing)
+
+
 def test_anthropic_tools(claude: anthropic.Anthropic) -> None:
     tool = {"name": "describe", "input_schema": SCHEMA}
     choice = {"type": "tool", "name": "describe"}

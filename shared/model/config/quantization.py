@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from fnmatch import translate
+from typing import Literal
 
 from shared.errors import ModelLoadError
 from shared.kernels.linear_spec import Kind
 from shared.model.config.json_fields import JsonFields
 
-Method = Literal["compressed-tensors", "awq", "gptq", "fp8", "mxfp4", "bitsandbytes"]
-METHODS: tuple[Method, ...] = get_args(Method)
+Method = Literal["compressed-tensors", "awq", "gptq", "fp8", "mxfp4", "bitsandbytes", "modelopt"]
 """Ways to store weights in fewer bits, by the names that checkpoints give them."""
 FIELD = "quantization_config"
 """Field of config.json."""
@@ -71,20 +71,9 @@ class QuantizationConfig:
         if own is None:
             return None
         method = own.text("quant_method", default="compressed-tensors" if "config_groups" in own else None)
-        match method:
-            case "compressed-tensors":
-                return _compressed_tensors(own)
-            case "awq":
-                return _awq(own)
-            case "gptq":
-                return _gptq(own)
-            case "fp8":
-                return _fp8(own)
-            case "mxfp4":
-                return cls("mxfp4", ())  # of experts alone; what is not converted is stored plain
-            case "bitsandbytes":
-                return _bitsandbytes(own)
-        raise own.fault("quant_method", f"{method!r} is not supported; supported: {', '.join(METHODS)}")
+        if method not in _PARSERS:
+            raise own.fault("quant_method", f"{method!r} is not supported; supported: {', '.join(_PARSERS)}")
+        return _PARSERS[method](own)
 
     def scheme_of(self, module: str) -> WeightScheme | None:
         """The scheme of a projection, by its name in the checkpoint; None where no target names it."""
@@ -313,3 +302,91 @@ def _bitsandbytes(fields: JsonFields) -> QuantizationConfig:
         raise fields.fault("bnb_4bit_quant_type", f"{kind!r} is not supported; supported: nf4, fp4")
     ignored = tuple(fields.optional_text_list("llm_int8_skip_modules") or ())
     return QuantizationConfig("bitsandbytes", (((_ALL_LINEAR,), WeightScheme("int4", 0)),), ignored)
+
+
+_AUTO_ROUND: Mapping[str, tuple[Method, int]] = {
+    "auto_round:auto_gptq": ("gptq", 1),
+    "auto_round": ("gptq", 0),
+    "auto_round:gptqmodel": ("gptq", 0),
+    "auto_round:auto_awq": ("awq", 0),
+}
+"""Whose layout it is, and what is added to a stored zero, by `packing_format`."""
+_PLAIN_BITS = 16
+"""Bits from which on a layer is not stored in fewer."""
+
+
+def _auto_round(fields: JsonFields) -> QuantizationConfig:
+    """Of Intel's AutoRound, which stores codes as others do, and names layers that differ, or patterns of them."""
+    packing = fields.text("packing_format", default="auto_round:auto_gptq")
+    if packing not in _AUTO_ROUND:
+        raise fields.fault("packing_format", f"{packing!r} is not supported; supported: {', '.join(_AUTO_ROUND)}")
+    method, offset = _AUTO_ROUND[packing]
+    kinds: Mapping[int, Kind] = {4: "int4"} if method == "awq" else {4: "int4", 8: "int8"}
+    schemes = []
+    exceptions = fields.child("extra_config")
+    for name in () if exceptions is None else exceptions.names:
+        own = exceptions and exceptions.child(name)
+        if own is None or own.integer("bits", default=0, minimum=0) >= _PLAIN_BITS:
+            continue
+        target = name if re.fullmatch(r"[\w.]+", name) else f"{_PATTERN}{name}"
+        _check_patterns(fields, "extra_config", (target,))
+        schemes.append(((target,), _auto_round_scheme(own.with_defaults(fields, ("bits", "group_size")), kinds)))
+    schemes.append(((_ALL_LINEAR,), _auto_round_scheme(fields, kinds)))
+    return QuantizationConfig(method, tuple(schemes), zeros_offset=offset)
+
+
+def _auto_round_scheme(fields: JsonFields, kinds: Mapping[int, Kind]) -> WeightScheme:
+    if (data_type := fields.text("data_type", default="int")) != "int":
+        raise fields.fault("data_type", f"{data_type!r} is not supported; supported: int")
+    return WeightScheme(_bits(fields, kinds), _group_size(fields), has_zeros=True)
+
+
+_MODELOPT: Mapping[str, WeightScheme] = {
+    "FP8": WeightScheme("fp8", 0),
+    "FP8_PER_CHANNEL_PER_TOKEN": WeightScheme("fp8", 0),
+    "NVFP4": WeightScheme("int4", NVFP4_GROUP, floats4="nvfp4"),
+    "W4A16_NVFP4": WeightScheme("int4", NVFP4_GROUP, floats4="nvfp4"),
+}
+"""By `quant_algo`. Factors of inputs are read of none of them."""
+_MODELOPT_MIXED = "MIXED_PRECISION"
+
+
+def _modelopt(fields: JsonFields) -> QuantizationConfig | None:
+    """Of NVIDIA's Model Optimizer: one algorithm for all layers but those left out, or one by the layer's name."""
+    if not fields.has("quant_algo"):  # of the cache alone, which is kept as the worker says
+        return None
+    schemes: tuple[tuple[tuple[str, ...], WeightScheme], ...]
+    if fields.text("quant_algo") != _MODELOPT_MIXED:
+        schemes = (((_ALL_LINEAR,), _modelopt_scheme(fields)),)
+    elif (layers := fields.child("quantized_layers")) is None:
+        raise fields.fault("quantized_layers", f"is missing: quant_algo is {_MODELOPT_MIXED}")
+    else:
+        own = ((name, layers.child(name)) for name in layers.names)
+        schemes = tuple(((name,), _modelopt_scheme(layer)) for name, layer in own if layer is not None)
+    left = fields.optional_text_list("ignore" if "ignore" in fields else "exclude_modules") or ()
+    ignored = tuple(f"{_PATTERN}{translate(name)}" if "*" in name else name for name in left)
+    return QuantizationConfig("modelopt", schemes, ignored)
+
+
+def _modelopt_scheme(fields: JsonFields) -> WeightScheme:
+    name = fields.text("quant_algo")
+    if name not in _MODELOPT:
+        known = ", ".join((*_MODELOPT, _MODELOPT_MIXED))
+        raise fields.fault("quant_algo", f"{name!r} is not supported; supported: {known}")
+    scheme = _MODELOPT[name]
+    if scheme.group and (size := fields.integer("group_size", default=scheme.group)) != scheme.group:
+        raise fields.fault("group_size", f"{size} is not supported with {name}; supported: {scheme.group}")
+    return scheme
+
+
+_PARSERS: Mapping[str, Callable[[JsonFields], QuantizationConfig | None]] = {
+    "compressed-tensors": _compressed_tensors,
+    "awq": _awq,
+    "gptq": _gptq,
+    "fp8": _fp8,
+    "mxfp4": lambda _: QuantizationConfig("mxfp4", ()),  # of experts alone; what is not converted is stored plain
+    "bitsandbytes": _bitsandbytes,
+    "modelopt": _modelopt,
+    "auto-round": _auto_round,
+}
+"""By `quant_method`."""

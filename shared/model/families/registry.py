@@ -85,6 +85,8 @@ ARCHITECTURES = (*FAMILIES, *WITH_IMAGES)
 """Names of all architectures that are served."""
 
 _GENERATION_FILE = "generation_config.json"
+_MODELOPT_FILE = "hf_quant_config.json"
+"""Where Model Optimizer says how weights are stored; its earlier releases say it nowhere else."""
 _OF_WHOLE = ("dtype", "torch_dtype", "eos_token_id", "quantization_config", "compression_config")
 """Fields that may stand beside `text_config`, and count where it has none of that name."""
 _FIRST_OF_WHOLE = ("tie_word_embeddings",)
@@ -99,8 +101,17 @@ def load_config(folder: Path) -> ModelConfig:
     """
     check_model_folder(folder)
     config = read_json_object(folder / CONFIG_FILE)
+    if FIELD not in config and (folder / _MODELOPT_FILE).is_file():
+        config |= _by_modelopt(folder / _MODELOPT_FILE)
     generation_file = folder / _GENERATION_FILE
     return parse_config(config, read_json_object(generation_file) if generation_file.is_file() else {})
+
+
+def _by_modelopt(file: Path) -> dict[str, object]:
+    stored = JsonFields(read_json_object(file), file.name).child("quantization")
+    if stored is None:
+        return {}
+    return {FIELD: {"quant_method": "modelopt", **{name: stored.raw(name) for name in stored.names}}}
 
 
 def parse_config(config: Mapping[str, object], generation: Mapping[str, object] | None = None) -> ModelConfig:

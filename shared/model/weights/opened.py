@@ -23,6 +23,8 @@ _E8M0_BIAS, _E8M0_NAN = 127, 255
 _STATE = "weight.quant_state.bitsandbytes__"
 _STATE_BYTES = 1 << 16
 _TYPES = ("nf4", "fp4")
+_MULTIPLIED = "_scale_2"
+"""End of the name of a whole weight's scale that is multiplied, not divided by: Model Optimizer's."""
 
 
 @dataclass(frozen=True)
@@ -86,25 +88,19 @@ def mxfp4_source(name: str, shape: tuple[int, ...], entries: Mapping[str, Tensor
 
 @dataclass(frozen=True)
 class Floats4Source:
-    """A weight [out_size, in_size] as compressed-tensors stores floats of 4 bits: two codes a byte, the first in the
-    lower half, and a scale for each group of a row's columns. In MXFP4 that is a power of two; in NVFP4 it is in fp8,
-    and all are divided by one for the whole."""
+    """A weight [out_size, in_size] in floats of 4 bits: two codes a byte, the first in the lower half, and a scale for
+    each group of a row's columns. In MXFP4 that is a power of two; in NVFP4 it is in fp8, and compressed-tensors
+    divides all by one for the whole, by which Model Optimizer multiplies them."""
 
-    module: str
     shape: tuple[int, int]
     scheme: WeightScheme
+    names: tuple[str, ...]  # codes, scales and that of the whole, where there is one
     spec: None = None
 
     @property
     def name(self) -> str:
         """See `WeightSource`."""
         return self.names[0]
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """See `WeightSource`."""
-        ends = ("packed", "scale", *(("global_scale",) if self.scheme.floats4 == "nvfp4" else ()))
-        return tuple(f"{self.module}.weight_{end}" for end in ends)
 
     def check(self, checkpoint: Checkpoint) -> None:
         """See `WeightSource`."""
@@ -127,7 +123,8 @@ class Floats4Source:
         scales = checkpoint.whole(self.names[1])
         if self.scheme.floats4 == "mxfp4":
             return powers_of_two(scales)
-        return scales.float() / checkpoint.whole(self.names[2]).float().view(())
+        of_whole = checkpoint.whole(self.names[2]).float().view(())
+        return scales.float() * of_whole if self.names[2].endswith(_MULTIPLIED) else scales.float() / of_whole
 
 
 def floats4_source(
@@ -135,8 +132,10 @@ def floats4_source(
 ) -> Floats4Source:
     """The reader of NVFP4 and MXFP4. Raises ModelLoadError."""
     out_size, in_size = shape
-    source = Floats4Source(module, shape, scheme)
-    packed, scale, *of_all = source.names
+    weight = f"{module}.weight"
+    packed = weight if weight in entries else f"{weight}_packed"
+    of_all = (f"{weight}{_MULTIPLIED if packed == weight else '_global_scale'}",) if scheme.floats4 == "nvfp4" else ()
+    scale = f"{weight}_scale"
     check_groups(module, in_size, scheme.group)
     check_entry(needed(entries, packed, "its scales are there"), (out_size, in_size // 2), ("U8",))
     kinds = ("F8_E4M3",) if scheme.floats4 == "nvfp4" else ("U8",)
@@ -144,7 +143,7 @@ def floats4_source(
     for name in of_all:
         entry = needed(entries, name, f"{packed} has no scale for the whole")
         check_entry(entry, entry.shape if prod(entry.shape) == 1 else (1,), DENSE)
-    return source
+    return Floats4Source(shape, scheme, (packed, scale, *of_all))
 
 
 @dataclass(frozen=True)

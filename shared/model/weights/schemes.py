@@ -1,4 +1,4 @@
-"""Readers of quantized weights, one a storage: by rows (compressed-tensors and fp8), AWQ, GPTQ."""
+"""Readers of quantized weights, one a storage: by rows (compressed-tensors, fp8, Model Optimizer), AWQ, GPTQ."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ def row_source(
     _config: QuantizationConfig,
     entries: Mapping[str, TensorEntry],
 ) -> RowSource | Floats4Source:
-    """The reader of compressed-tensors and of fp8 checkpoints. Raises ModelLoadError."""
+    """The reader of compressed-tensors, of fp8 and of Model Optimizer's checkpoints. Raises ModelLoadError."""
     if scheme.floats4:
         return floats4_source(module, shape, scheme, entries)
     out_size, in_size = shape
@@ -282,6 +282,7 @@ MAKERS = Makers(
     {
         "compressed-tensors": row_source,
         "fp8": row_source,
+        "modelopt": row_source,
         "awq": column_source,
         "gptq": column_source,
         "bitsandbytes": bits4_source,

@@ -82,6 +82,7 @@ WORKS: dict[str, Any] = {
     "presence_penalty": 0.5,
     "priority": -3,
     "prompt_logprobs": 1,
+    "output_config": {"format": {"type": "json_schema", "schema": SCHEMA}},
     "prompt_cache_key": "k",
     "prompt_cache_retention": "24h",
     "reasoning_effort": "none",

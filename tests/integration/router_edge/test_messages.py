@@ -113,6 +113,13 @@ async def test_what_the_client_says_for_the_assistant_begins_the_answer(edge: Ed
         ({"stop_sequences": [""]}, "stop_sequences"),
         ({"cache_control": {"type": "ephemeral", "ttl": "2h"}}, "cache_control.ttl"),
         ({"cache_control": {"type": "persistent"}}, "cache_control.type"),
+        (
+            {"output_config": {"format": {"type": "json_schema", "schema": {"type": "no"}}}},
+            "output_config.format.schema",
+        ),
+        ({"output_config": {"format": {"type": "regex", "schema": {}}}}, "output_config.format.type"),
+        ({"output_config": {"effort": "most"}}, "output_config.effort"),
+        ({"output_config": {"effort": "max"}}, "output_config.effort: this model's chat template has no"),
     ],
 )
 async def test_what_is_not_served_is_refused_in_anthropics_shape(
@@ -122,6 +129,19 @@ async def test_what_is_not_served_is_refused_in_anthropics_shape(
     assert answer.status_code == 400
     assert (answer.json()["type"], answer.json()["error"]["type"]) == ("error", "invalid_request_error")
     assert words in answer.json()["error"]["message"]
+
+
+async def test_a_format_holds_the_answer_to_its_schema(edge: Edge) -> None:
+    schema = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    edge.stops_with('{"city": "Rome"}')
+    fields = {"output_config": {"format": {"type": "json_schema", "schema": schema}}}
+    answer = await edge.client.post(PATH, json={**ASK, **fields})
+    assert answer.json()["content"] == [{"type": "text", "text": '{"city": "Rome"}'}]
+    structure = edge.core.requests[0].sampling.structured_output
+    assert structure is not None
+    assert json.loads(structure.text)["required"] == ["city"]
+    count = await edge.client.post(f"{PATH}/count_tokens", json={"messages": ASK["messages"], **fields})
+    assert count.json() == {"input_tokens": edge.core.requests[0].num_prompt_tokens}
 
 
 async def test_errors_before_and_within_a_stream_and_the_key_in_anthropics_header(start_edge: StartEdge) -> None:

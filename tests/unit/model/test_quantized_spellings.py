@@ -50,6 +50,39 @@ def by_projections(tensors: dict[str, Tensor], _: object) -> None:
                 tensors[name.replace(own, other)] = tensors.pop(name)
 
 
+def as_modelopt(tensors: dict[str, Tensor], config: dict[str, Any]) -> None:
+    """FP8 as Model Optimizer stores it, with the factors that it measured of inputs and cache."""
+    for name in [name for name in tensors if name.endswith(".weight_scale")]:
+        tensors[name] = tensors[name].view(())
+        tensors[name.replace("weight_scale", "input_scale")] = torch.tensor(0.5)
+    config.clear()
+    config |= {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head", "model.embed_tokens", "*.gate*"]}
+
+
+def by_layers_of_modelopt(tensors: dict[str, Tensor], config: dict[str, Any]) -> None:
+    as_modelopt(tensors, config)
+    layers = {name.removesuffix("_scale").removesuffix(".weight") for name in tensors if name.endswith("weight_scale")}
+    config |= {"quant_algo": "MIXED_PRECISION", "quantized_layers": {name: {"quant_algo": "FP8"} for name in layers}}
+
+
+def as_auto_round(packing: str, **more: Any) -> Change:
+    def change(tensors: dict[str, Tensor], config: dict[str, Any]) -> None:
+        for name in [name for name in tensors if name.endswith(".g_idx")]:
+            del tensors[name]
+        bits = config["bits"]
+        config.clear()
+        config |= {
+            "quant_method": "auto-round",
+            "packing_format": packing,
+            "bits": bits,
+            "group_size": 32,
+            "sym": False,
+        }
+        config |= {"data_type": "int", "block_name_to_quantize": "model.layers", **more}
+
+    return change
+
+
 SPELLINGS: dict[str, tuple[str, Change, str]] = {
     "order by its other name": ("int4 ordered", of_group(actorder="dynamic"), "LlamaForCausalLM"),
     "order as true": ("int4 ordered", of_group(actorder=True), "LlamaForCausalLM"),
@@ -59,6 +92,19 @@ SPELLINGS: dict[str, tuple[str, Change, str]] = {
         "gptq_v2 int8", lambda _, c: c.update(format=c.pop("checkpoint_format")), "LlamaForCausalLM",
     ),
     "4 bits in bf16": ("nf4", in_bf16, "LlamaForCausalLM"),
+    "Model Optimizer": ("fp8 tensor", as_modelopt, "LlamaForCausalLM"),
+    "Model Optimizer by layers": ("fp8 tensor", by_layers_of_modelopt, "LlamaForCausalLM"),
+    "AutoRound as GPTQ": ("gptq", as_auto_round("auto_round:auto_gptq"), "LlamaForCausalLM"),
+    "AutoRound": ("gptq_v2 int8", as_auto_round("auto_round"), "LlamaForCausalLM"),
+    "AutoRound as AWQ": ("awq", as_auto_round("auto_round:auto_awq"), "LlamaForCausalLM"),
+    "AutoRound by layers": (
+        "gptq_v2 int8",
+        as_auto_round("auto_round", bits=4, extra_config={
+            "model.layers.0.mlp.down_proj": {"bits": 8}, ".*self_attn.*": {"bits": 8},
+            r".*\.(gate|up)_proj": {"bits": 8}, "lm_head": {"bits": 16},
+        }),
+        "LlamaForCausalLM",
+    ),
     "Mixtral by projections": ("int4 groups", by_projections, "mixtral"),
 }  # fmt: skip
 """Name → (storage, what is spelled otherwise, family)."""
@@ -98,6 +144,13 @@ def test_layers_that_gptqmodel_stored_otherwise_are_read_by_their_patterns(tmp_p
         ("gptq", {"dynamic": {"lm_head": {"bits": 3}}}, "dynamic.lm_head.bits"),
         ("awq", {"version": None, "format": "gemv"}, "format"),
         ("gptq", {"checkpoint_format": None, "format": "marlin"}, "format"),
+        ("gptq", {"quant_method": "auto-round", "packing_format": "auto_round:llm_compressor"}, "packing_format"),
+        ("gptq", {"quant_method": "auto-round", "bits": 2}, "bits"),
+        ("gptq", {"quant_method": "auto-round", "data_type": "mx_fp"}, "data_type"),
+        ("gptq", {"quant_method": "auto-round", "extra_config": {"(": {"bits": 8}}}, "extra_config"),
+        ("nvfp4", {"quant_method": "modelopt", "quant_algo": "W4A16_AWQ"}, "quant_algo"),
+        ("nvfp4", {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}, "quantized_layers"),
+        ("nvfp4", {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 32}, "group_size"),
     ],
 )
 def test_what_is_not_read_is_refused_by_its_own_field(tmp_path, storage, change, field):
@@ -107,6 +160,30 @@ def test_what_is_not_read_is_refused_by_its_own_field(tmp_path, storage, change,
     with pytest.raises(ModelLoadError) as caught:
         load_config(folder)
     assert str(caught.value.field).endswith(f".{field}")
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_floats_of_4_bits_of_model_optimizer_are_multiplied_by_the_scale_of_the_whole(tmp_path, apart):
+    def change(tensors: dict[str, Tensor], config: dict[str, Any]) -> None:
+        for name in [name for name in tensors if name.endswith(".weight_packed")]:
+            module = name.removesuffix("_packed")
+            tensors[module] = tensors.pop(name)
+            tensors[f"{module}_scale_2"] = 1 / tensors.pop(f"{module}_global_scale").view(())
+        config.clear()
+        config |= {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16, "ignore": ["lm_head"]}
+
+    write_random_checkpoint(tmp_path / "source", **SIZES)
+    write_quantized(tmp_path / "source", STORAGES["nvfp4"], tmp_path / "model", tmp_path / "opened")
+    other = changed_copy(tmp_path / "model", tmp_path / "other", change)
+    if apart:  # as earlier releases say it
+        fields = json.loads((other / "config.json").read_text())
+        own = fields.pop("quantization_config")
+        own["exclude_modules"] = own.pop("ignore")
+        del own["quant_method"]
+        (other / "config.json").write_text(json.dumps(fields))
+        (other / "hf_quant_config.json").write_text(json.dumps({"producer": {}, "quantization": own}))
+    expected = logits(tmp_path / "opened")
+    assert (logits(other) - expected).abs().max() < 1e-3 * expected.abs().max()
 
 
 def test_scales_of_the_cache_alone_leave_a_plain_model(tmp_path):

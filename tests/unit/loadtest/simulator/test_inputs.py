@@ -121,7 +121,11 @@ BURST_GPT = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Typ
         ("a.csv", BURST_GPT + "5,GPT-4,1,2,3,API log\n4,GPT-4,1,2,3,API log\n", 3, "Timestamp 4 goes back in time"),
         ("a.csv", BURST_GPT + "nan,GPT-4,1,2,3,API log\n", 2, "Timestamp must be seconds from 0 to 1e.12, got 'nan'"),
         ("a.csv", BURST_GPT + "5,GPT-4,0,2,2,API log\n", 2, "Request tokens must be a whole number of at least 1"),
-        ("a.csv", "ContextTokens,TIMESTAMP\n", 1, "expected the header .*, got 'ContextTokens,TIMESTAMP'"),
+        ("a.csv", "ContextTokens,TIMESTAMP\n", 1, "expected a header with .*; got 'ContextTokens,TIMESTAMP'"),
+        ("a.csv", HEADER.strip() + ",ContextTokens\n", 1, "the header has the column ContextTokens twice"),
+        ("a.jsonl", '{"prompt": "Why?", "output_tokens": 3}\n', 1, "no timestamp, .*, found 'prompt', 'output_tokens'"),
+        ("a.jsonl", LINE + LINE.replace("timestamp", "delay"), 2, "no timestamp: .*, found 'delay'"),
+        ("a.json", "[" + LINE + "]", 1, "not JSON: .*; a trace that is not .csv has a JSON object on each line"),
         ("a.csv", HEADER + "2024-05-10 18:17:01Z,4,1\n2024-05-10 18:17:02,4,1\n", 3, "TIMESTAMP .* time zone"),
         ("a.csv", HEADER + f"2023-11-16 18:17:01,{'1' * 5000},20\n", 2, "ContextTokens must be a whole number"),
         ("a.csv", HEADER + "2023-11-16 18:17:01,4,-1\n", 2, "GeneratedTokens must be a whole number"),
@@ -135,7 +139,8 @@ def test_a_broken_line_is_named_by_its_number(tmp_path, name, text, line, words)
 
 
 def test_a_trace_is_told_by_its_content(tmp_path):
-    """Qwen-Bailian's times are seconds and its blocks have 16 tokens; BurstGPT's failed requests have no answer."""
+    """Qwen-Bailian's times are seconds and its blocks have 16 tokens; BurstGPT's failed requests have no answer;
+    columns are found by their names."""
     of_bailian = {"chat_id": 7, "parent_chat_id": -1, "type": "text", "turn": 1, "input_length": 17, "output_length": 2}
     lines = [of_bailian | {"timestamp": at, "hash_ids": [3, last]} for last, at in ((4, 1.5), (9, 4))]
     cases = {
@@ -144,6 +149,10 @@ def test_a_trace_is_told_by_its_content(tmp_path):
         '{"timestamp": 4000.0, "input_length": 17, "output_length": 2}\n',
         "burst.csv": BURST_GPT + "1.5,ChatGPT,17,2,19,API log\n2,GPT-4,300,0,300,API log\n4,ChatGPT,17,2,19,API log\n",
         "azure.csv": HEADER + "2024-05-10 18:17:01.5,17,2\n2024-05-10 18:17:04,17,2\n",
+        "azure otherwise ordered.CSV": "ContextTokens,Model,TIMESTAMP,GeneratedTokens\n"
+        "17,m,2024-05-10 18:17:01.5,2\n17,m,2024-05-10 18:17:04,2\n",
+        "splitwise.csv": "request_id,request_type,application_id,arrival_timestamp,batch_size,prompt_size,token_size\n"
+        "0,2,0,1.5,1,17,2\n1,2,0,4.0,1,17,2\n",
     }
     for name, text in cases.items():
         (tmp_path / name).write_text(text)

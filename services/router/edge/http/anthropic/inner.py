@@ -12,13 +12,20 @@ from services.router.edge.http.anthropic.schemas import (
     CountRequest,
     MessageParam,
     MessagesRequest,
+    OutputConfig,
 )
 from services.router.edge.http.openai.schemas import ChatRequest, chat_of
 from shared.errors import InvalidRequest, brief
 
-NAMES = {"stop": "stop_sequences", "max_completion_tokens": "max_tokens"}
+NAMES = {
+    "stop": "stop_sequences",
+    "max_completion_tokens": "max_tokens",
+    "response_format.json_schema": "output_config.format",
+    "reasoning_effort": "output_config.effort",
+}
 """What the chat request calls otherwise."""
 
+_EFFORTS = {"max": "xhigh"}
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -44,6 +51,8 @@ def chat_request(request: CountRequest) -> ChatRequest:
         fields["parallel_tool_calls"] = not choice.disable_parallel_tool_use
     if request.thinking is not None and request.thinking.type != "adaptive":
         fields["chat_template_kwargs"] = {"enable_thinking": request.thinking.type == "enabled"}
+    if request.output_config is not None:
+        fields |= _output(request.output_config)
     if isinstance(request, MessagesRequest):
         fields["max_tokens"] = request.max_tokens
         fields["stop"] = request.stop_sequences
@@ -51,6 +60,16 @@ def chat_request(request: CountRequest) -> ChatRequest:
         for name in ("stream", "temperature", "top_p", "top_k"):
             fields[name] = getattr(request, name)
     return chat_of(fields)
+
+
+def _output(config: OutputConfig) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    if config.effort is not None:
+        fields["reasoning_effort"] = _EFFORTS.get(config.effort, config.effort)
+    if config.format is not None:
+        named = {"name": "output", "schema": config.format.schema_}
+        fields["response_format"] = {"type": "json_schema", "json_schema": named}
+    return fields
 
 
 def _messages(message: MessageParam, place: str) -> list[dict[str, Any]]:

@@ -16,7 +16,6 @@ MESSAGES_FIELDS: dict[str, tuple[object, ...]] = {
     "context_management": (),
     "inference_geo": (),
     "mcp_servers": ([],),
-    "output_config": ({},),
     "output_format": (),
     "service_tier": ("auto", "standard_only"),
 }
@@ -92,6 +91,24 @@ class Thinking(BaseModel):
     display: str | None = None
 
 
+class OutputFormat(BaseModel):
+    """`output_config.format`: JSON of a schema."""
+
+    model_config = STRICT
+
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(BaseModel):
+    """`output_config`: what the answer looks like, and how much the model reasons before it."""
+
+    model_config = STRICT
+
+    format: OutputFormat | None = None
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+
+
 class CountRequest(BaseModel):
     """The body of `POST /v1/messages/count_tokens`, and what all of these have."""
 
@@ -103,6 +120,7 @@ class CountRequest(BaseModel):
     tools: Annotated[list[AnthropicTool], Field(fail_fast=True)] | None = None
     tool_choice: AnthropicChoice | None = None
     thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
     cache_control: CacheControl | None = None
 
     @property

@@ -130,15 +130,10 @@ def load_model(
     wanted_len = settings.max_model_len or config.max_position_embeddings
     if group is not None:
         group.wait_loaded()
-    held_bytes = layout.block_bytes
-    if group is not None and group.has_own_pools:
-        held_bytes = group.held_bytes(SliceForm(layout, block_slices(config, group.degrees)))
+    held_bytes = _held_bytes(layout, config, group)
     has_draft = settings.draft and head_folder is None and settings.may_guess(has_states=config.delta is not None)
     draft = _read_draft(settings, config.vocab_size, backend) if has_draft else None
-    draft_bytes = -(-draft[1].block_bytes // layout.groups.size) if draft is not None else 0
-    need = pool_need(settings, layout, wanted_len, held_bytes + draft_bytes)
-    if draft is not None and settings.is_on_gpu:
-        need = replace(need, draft_bytes=draft_bytes, draft_step_bytes=_draft_step_bytes(settings, *draft, wanted_len))
+    need = _pool_need(settings, layout, wanted_len, held_bytes, draft)
     num_blocks = _choose_num_blocks(settings, decoder, layout, need, group, is_again=is_again)
     return LoadedModel(
         loaded=decoder,
@@ -259,6 +254,31 @@ def _read_draft(settings: WorkerSettings, vocab_size: int, backend: str) -> tupl
     dtype = choose_dtype(settings.dtype, load_config(folder), device, backend)
     decoder = load_draft(folder, dtype, vocab_size, backend, device)
     return decoder, draft_layout(decoder, settings.block_size)
+
+
+def _held_bytes(layout: BlockLayout, config: ModelConfig, group: RankGroup | None) -> int:
+    """Bytes of a block on the host that holds most of it: the whole block, or where ranks have pools of their own the
+    slices of that host's ranks."""
+    if group is None or not group.has_own_pools:
+        return layout.block_bytes
+    return group.held_bytes(SliceForm(layout, block_slices(config, group.degrees)))
+
+
+def _pool_need(
+    settings: WorkerSettings,
+    layout: BlockLayout,
+    max_len: int,
+    held_bytes: int,
+    draft: tuple[Decoder, BlockLayout] | None,
+) -> PoolNeed:
+    """What the pool's blocks take, `held_bytes` each, with those of a draft model beside them."""
+    if draft is None:
+        return pool_need(settings, layout, max_len, held_bytes)
+    draft_bytes = -(-draft[1].block_bytes // layout.groups.size)
+    need = pool_need(settings, layout, max_len, held_bytes + draft_bytes)
+    if not settings.is_on_gpu:
+        return need
+    return replace(need, draft_bytes=draft_bytes, draft_step_bytes=_draft_step_bytes(settings, *draft, max_len))
 
 
 def _draft_step_bytes(settings: WorkerSettings, decoder: Decoder, layout: BlockLayout, max_len: int) -> int:

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from loadtest.bench.engine import cpu as bench_engine
-from loadtest.bench.engine.cpu import Bench, active_parameters, prefill_flops, run, step_time
+from loadtest.bench.engine.cpu import Bench, run, step_time
 from loadtest.bench.engine.cuda import Step
+from loadtest.bench.engine.step_work import active_parameters, prefill_flops
 from loadtest.bench.peers.adapter import Settings
 from loadtest.bench.peers.ours import Ours
 from shared.kernels.backends import cpu as cpu_backend

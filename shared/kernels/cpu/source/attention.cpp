@@ -11,6 +11,11 @@
 #elif defined(TANDEM_PAIRS)
 #include "attend_dots.h"
 #endif
+#ifdef TANDEM_TILES
+#include "code_tiles.h"
+#elif defined(TANDEM_BYTE_PRODUCTS)
+#include "code_words.h"
+#endif
 #include "ops.h"
 #include "thread_pool.h"
 
@@ -78,6 +83,16 @@ void paged_attention(
     T* o = out + task.first * s.width();
     if (task.count == 1) return attend_token<T, KV>(s, units, task, view, table, q, o, start(task) + 1, workspace);
     const Pool<KV> pool{view, s, table, task.head};
+#ifdef TANDEM_TILES
+    using CodeProducts = CodeTiles;
+#elif defined(TANDEM_BYTE_PRODUCTS)
+    using CodeProducts = CodeWords;
+#endif
+#if defined(TANDEM_TILES) || defined(TANDEM_BYTE_PRODUCTS)
+    if constexpr (sizeof(T) == 2 && std::is_same_v<KV, int8> && !kDeterministic)
+      if (task.count * s.group() <= kFewRows && CodeProducts::fits(s))
+        return attend_codes<CodeProducts>(pool, q, o, start(task), task.count, workspace);
+#endif
 #ifdef TANDEM_AMX
     using Products = TileProducts;
 #elif defined(TANDEM_PAIRS)

@@ -111,6 +111,8 @@ inline Floats larger_where(Mask mask, Floats a, Floats b) { return choose(mask, 
 inline Words both(Words a, Words b) { return four<Words>([&](int i) { return a.at[i] & b.at[i]; }); }
 inline Words either(Words a, Words b) { return four<Words>([&](int i) { return a.at[i] | b.at[i]; }); }
 inline Words either_alone(Words a, Words b) { return four<Words>([&](int i) { return a.at[i] ^ b.at[i]; }); }
+// Bits of a where `mask` has ones, else those of b.
+inline Words selected(Words mask, Words a, Words b) { return either_alone(b, both(mask, either_alone(a, b))); }
 inline void whole_products(Words a, uint32_t b, Words& low, Words& high) {
   for (int i = 0; i < 4; i++) {
     const uint32x4_t first = vreinterpretq_u32_u64(vmull_u32(vget_low_u32(a.at[i]), vdup_n_u32(b)));

@@ -109,6 +109,8 @@ inline Floats larger_where(Mask mask, Floats a, Floats b) { return choose(mask, 
 inline Words both(Words a, Words b) { return {_mm256_and_si256(a.low, b.low), _mm256_and_si256(a.high, b.high)}; }
 inline Words either(Words a, Words b) { return {_mm256_or_si256(a.low, b.low), _mm256_or_si256(a.high, b.high)}; }
 inline Words either_alone(Words a, Words b) { return {_mm256_xor_si256(a.low, b.low), _mm256_xor_si256(a.high, b.high)}; }
+// Bits of a where `mask` has ones, else those of b.
+inline Words selected(Words mask, Words a, Words b) { return either_alone(b, both(mask, either_alone(a, b))); }
 inline void whole_products(__m256i a, __m256i b, __m256i& low, __m256i& high) {
   const __m256i even = _mm256_mul_epu32(a, b), odd = _mm256_mul_epu32(_mm256_srli_epi64(a, 32), b);
   low = _mm256_blend_epi32(even, _mm256_slli_epi64(odd, 32), 0xaa);

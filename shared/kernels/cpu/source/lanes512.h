@@ -72,6 +72,9 @@ template <int N>
 inline Words shift_halves_right_signed(Words x) { return _mm512_srai_epi16(x, N); }
 inline Words products_of_halves(Words a, Words b) { return _mm512_madd_epi16(a, b); }  // signed, two a word added
 
+// Bits of a where `mask` has ones, else those of b.
+inline Words selected(Words mask, Words a, Words b) { return _mm512_ternarylogic_epi32(mask, a, b, 0xca); }
+
 // Of 64 bytes, in runs of 16.
 inline Words all_bytes(uint8_t x) { return _mm512_set1_epi8(char(x)); }
 inline Words times(Words a, Words b) { return _mm512_mullo_epi32(a, b); }
@@ -95,6 +98,14 @@ inline Words looked_up(const ByteTable& table, Words places) {
 #define TANDEM_BYTE_PRODUCTS
 // c + the products of four unsigned bytes a word and four signed ones, exact.
 inline Words plus_products_of_bytes(Words c, Words a, Words b) { return _mm512_dpbusd_epi32(c, a, b); }
+// c += the products of two signed halves a word, exact, with the one pair that lies at `pair`. Of the intrinsic GCC 12 makes
+// two copies and a broadcast beside each product.
+inline void add_products_of_halves(Words& c, Words a, const void* pair) {
+  __asm__("vpdpwssd %2%{1to16%}, %1, %0" : "+v"(c) : "v"(a), "m"(*(const char(*)[4])pair));
+}
+inline Words signed_halves(const void* p) { return _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)p)); }  // of 32 bytes
+inline Words lower_halves_zipped(Words a, Words b) { return _mm512_unpacklo_epi16(a, b); }
+inline Words upper_halves_zipped(Words a, Words b) { return _mm512_unpackhi_epi16(a, b); }
 #endif
 inline Words lower_zipped(Words a, Words b) { return _mm512_unpacklo_epi8(a, b); }
 inline Words upper_zipped(Words a, Words b) { return _mm512_unpackhi_epi8(a, b); }

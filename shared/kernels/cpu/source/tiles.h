@@ -2,7 +2,8 @@
 //
 // TILE_DOT(c, a, b) adds to c [rows of a][16] fp32 the products of a's rows of 32 bf16 and b's 16 columns of 32, which
 // lie in pairs: row i of b holds rows 2i and 2i + 1 of the matrix, element by element. TILE_DOT_BYTES adds to whole
-// numbers those of 64 signed bytes and columns of 64 unsigned ones, which lie in fours.
+// numbers those of 64 signed bytes and columns of 64 unsigned ones, which lie in fours; TILE_DOT_SIGNED and
+// TILE_DOT_UNSIGNED those of signed and of unsigned bytes, and columns of signed ones.
 //
 // With TANDEM_EMULATED_TILES the same in plain C++, so that what is built of tiles is tested on every processor.
 #pragma once
@@ -45,6 +46,8 @@ inline void release_tiles() { _tile_release(); }
 #define TILE_STORE(tile, to, stride) _tile_stored(tile, to, stride)
 #define TILE_DOT(c, a, b) _tile_dpbf16ps(c, a, b)
 #define TILE_DOT_BYTES(c, a, b) _tile_dpbsud(c, a, b)
+#define TILE_DOT_SIGNED(c, a, b) _tile_dpbssd(c, a, b)
+#define TILE_DOT_UNSIGNED(c, a, b) _tile_dpbusd(c, a, b)
 
 #else
 
@@ -79,11 +82,12 @@ struct EmulatedTiles {
       for (int n = 0; n < shapes.row_bytes[c] / 4; n++) out[n] += sums[0][n] + sums[1][n];
     }
   }
+  template <typename A, typename B>
   void dot_bytes(int c, int a, int b) {
     for (int m = 0; m < shapes.rows[c]; m++)
       for (int k = 0; k < shapes.row_bytes[a]; k++)
         for (int n = 0; n < shapes.row_bytes[c] / 4; n++)
-          ((int32_t*)rows[c][m])[n] += int8_t(rows[a][m][k]) * rows[b][k / 4][4 * n + k % 4];
+          ((int32_t*)rows[c][m])[n] += A(rows[a][m][k]) * B(rows[b][k / 4][4 * n + k % 4]);
   }
 };
 
@@ -97,7 +101,9 @@ inline void release_tiles() { emulated_tiles.shapes = {}; }
 #define TILE_LOAD(tile, from, stride) emulated_tiles.load(tile, from, stride)
 #define TILE_STORE(tile, to, stride) emulated_tiles.store(tile, to, stride)
 #define TILE_DOT(c, a, b) emulated_tiles.dot(c, a, b)
-#define TILE_DOT_BYTES(c, a, b) emulated_tiles.dot_bytes(c, a, b)
+#define TILE_DOT_BYTES(c, a, b) emulated_tiles.dot_bytes<int8_t, uint8_t>(c, a, b)
+#define TILE_DOT_SIGNED(c, a, b) emulated_tiles.dot_bytes<int8_t, int8_t>(c, a, b)
+#define TILE_DOT_UNSIGNED(c, a, b) emulated_tiles.dot_bytes<uint8_t, int8_t>(c, a, b)
 
 #endif
 

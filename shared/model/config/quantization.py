@@ -324,8 +324,8 @@ def _auto_round(fields: JsonFields) -> QuantizationConfig:
     kinds: Mapping[int, Kind] = {4: "int4"} if method == "awq" else {4: "int4", 8: "int8"}
     schemes = []
     exceptions = fields.child("extra_config")
-    for name in () if exceptions is None else exceptions.names:
-        own = exceptions and exceptions.child(name)
+    layers = [] if exceptions is None else [(name, exceptions.child(name)) for name in exceptions.names]
+    for name, own in layers:
         if own is None or own.integer("bits", default=0, minimum=0) >= _PLAIN_BITS:
             continue
         target = name if re.fullmatch(r"[\w.]+", name) else f"{_PATTERN}{name}"

@@ -1,10 +1,10 @@
-// Linear layers by AMX: plain panels are its column tiles as they lie, 32 k of 32 outputs in 2 KiB; compressed ones are
-// opened to such pieces.
+// Linear layers by AMX: plain panels are its column tiles as they lie, 32 k of 32 outputs in 2 KiB; compressed ones, and
+// codes in front of many rows, are opened to such pieces.
 #pragma once
 
 #include <algorithm>
 
-#include "panels.h"
+#include "codes.h"
 #include "product.h"
 #include "thread_pool.h"
 #include "tiles.h"
@@ -20,7 +20,7 @@ constexpr int64_t kOpenBytes = 768 << 10;  // of panels that rows are multiplied
 struct TiledProduct {
   const bf16 *x, *weight, *bias;
   bf16 *y, *rows;  // rows: x as [row tile][step][row][32], zeros behind k
-  int64_t m, k_size, x_step, y_step, panel_stride;
+  int64_t m, k_size, x_step, y_step, panel_stride, form;
 
   int64_t steps() const { return (k_size + kStep - 1) / kStep; }
   int64_t row_tiles() const { return (m + kTileRows - 1) / kTileRows; }
@@ -102,10 +102,69 @@ class CompressedPieces {
   Out out_;
 };
 
+// Of codes, each scaled and rounded to bf16: a row's sums then stay in tiles over all of k.
+template <typename Codes, typename Out>
+class ScaledPieces {
+ public:
+  ScaledPieces(const std::byte* panel, const Form& form, Out out) : at_(panel), form_(form), codes_(panel), out_(out) {}
+
+  const bf16* at(int64_t step) {
+    const int64_t first = step * kStep % form_.group;
+    if (first == 0) begin_group();
+    bf16* piece = out_(step);
+    for (int64_t j = 0; j < kStep; j += kGroupK) {
+      const auto group = codes_.group(first + j);
+      group.prefetch();
+#pragma GCC unroll 2
+      for (int i = 0; i < 2; i++) {
+        const auto pairs = group.half(i);
+        store_words(piece + j * kColumns + 64 * i, scaled(pairs.low, 0));
+        store_words(piece + j * kColumns + 64 * i + 32, scaled(pairs.high, 1));
+      }
+    }
+    finish_stores();
+    return piece;
+  }
+
+ private:
+  void begin_group() {
+    for (int v = 0; v < 2; v++) {
+      const Floats scale = load((const float*)at_ + 16 * v);
+      scales_[v] = scale * all(Codes::kUnit);
+      offsets_[v] = form_.has_zeros ? scale * load16((const bf16*)(at_ + 4 * kColumns) + 16 * v) : zeros();
+    }
+    codes_ = Codes(at_ + form_.head_bytes());
+    at_ += form_.group_bytes();
+  }
+  template <typename Two>
+  Words scaled(const Two& pairs, int v) const {
+    return paired(
+        plus_product(offsets_[v], even_of(pairs), scales_[v]), plus_product(offsets_[v], odd_of(pairs), scales_[v]));
+  }
+
+  const std::byte* at_;  // the next group
+  Form form_;
+  Codes codes_;
+  Floats scales_[2], offsets_[2];
+  Out out_;
+};
+
+// Whether these rows meet codes as ScaledPieces: where a panel is opened once for several tiles of them, scaling each
+// weight takes less than scaling the sums of short groups.
+inline bool scales_codes(const Form& form, int64_t m) {
+  const bool is_short = form.group % kStep == 0 && form.group < Form::kSpan;
+  return !kDeterministic && !form.rounds_rows && is_short && m > 2 * kTileRows;
+}
+
 // Calls f with the pieces of panel p.
 template <typename Out, typename F>
 void with_pieces(const TiledProduct& job, int64_t p, Out out, F&& f) {
-  if (job.panel_stride)
+  if (job.form) {
+    const std::byte* panel = (const std::byte*)job.weight + p * job.panel_stride;
+    with_codes<bf16>(Form(job.form), panel, [&]<typename Codes>(const Codes&) {
+      f(ScaledPieces<Codes, Out>(panel, Form(job.form), out));
+    });
+  } else if (job.panel_stride)
     f(CompressedPieces<Out>(
         CompressedPanel((const std::byte*)job.weight + p * job.panel_stride, job.k_size), job.k_size, out));
   else

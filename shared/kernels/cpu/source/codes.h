@@ -118,7 +118,7 @@ struct Codes4 {
   static constexpr float kUnit = 1;
   struct Group {
     const std::byte* codes;
-    Words upper, lower;
+    Table upper, lower;
     [[gnu::always_inline]] void prefetch(int64_t ahead = kAhead) const { __builtin_prefetch((const char*)codes + ahead); }
     Pairs half(int i) const {
       Words places = load_words(codes);

@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <type_traits>
 
 #include "gemm.h"
 
@@ -19,6 +20,10 @@ struct Pairs {
 };
 
 inline Words pair_of(Words pairs) { return pairs; }
+
+// A table as groups have it: where Words are several registers, GCC copies one in each group by halves of a register, and
+// what reads it whole waits for them.
+using Table = std::conditional_t<kVectors == 32, Words, const Words&>;
 
 constexpr int64_t kGroupK = 4;  // k of a group: a line of lower bytes for each half, then one of both halves' places
 constexpr int64_t kAhead = 4096;  // bytes prefetched ahead of the stream of weights, by functions always inlined:
@@ -60,7 +65,7 @@ class CompressedPanel {
 
   struct Group {
     const std::byte* bytes;
-    Words upper;
+    Table upper;
     [[gnu::always_inline]] void prefetch(int64_t ahead = kAhead) const {
       for (int line = 0; line < 3; line++) __builtin_prefetch((const char*)bytes + ahead + 64 * line);
     }

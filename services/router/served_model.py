@@ -15,7 +15,7 @@ from services.router.edge.input_processor import InputProcessor
 from services.router.edge.model_names import ModelNames
 from services.router.edge.tenants.adapter_rights import AdapterRights
 from services.router.edge.tenants.rate_limits import RateLimits
-from services.router.edge.text.generation_defaults import NO_DEFAULTS, GenerationDefaults
+from services.router.edge.text.generation_defaults import NO_DEFAULTS, recommended
 from services.router.edge.text.pooling import PoolingConfig
 from services.router.placement.policy import Placement
 from services.router.placement.split import SplitController
@@ -62,8 +62,9 @@ class ServedModel:
         discovery = discovery_of(settings)
         tokenizer = Tokenizer.load(settings.model)
         template = ChatTemplate.load(settings.model, tokenizer.special_tokens, settings.chat_template)
-        defaults = GenerationDefaults.load(settings.model) if settings.edge.generation_defaults else NO_DEFAULTS
-        structures = StructureCompiler(lambda: tokenizer, load_config(settings.model).eos_token_ids)
+        config = load_config(settings.model)
+        defaults = recommended(settings.model, config) if settings.edge.generation_defaults else NO_DEFAULTS
+        structures = StructureCompiler(lambda: tokenizer, config.eos_token_ids)
         structures.start(tokenizer.vocab_size)
         tenants = {"default", *settings.edge.tenants, *settings.admission.tenant_weights}
         self.metrics = RouterMetrics(self.name, sorted(tenants), settings.name)

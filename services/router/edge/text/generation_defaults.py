@@ -90,7 +90,7 @@ class GenerationDefaults:
         try:
             SamplingParams(**given)  # type: ignore[arg-type]
         except InvalidRequest as error:
-            raise _invalid(str(error), error.field) from None
+            raise _invalid(str(error), error.field or "") from None
         bad = _forbidden(content, vocab_size, eos_token_ids) or None
         return cls(**given, bad_sequences=bad, unserved=_unserved(content))  # type: ignore[arg-type]
 

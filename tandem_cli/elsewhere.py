@@ -67,7 +67,7 @@ OURS: Mapping[str, str] = dict(
         *_each(_set("TANDEM_ROUTER_EDGE__REASONING_PARSER"), "--reasoning-parser"),
         *_each(_set("TANDEM_ROUTER_EDGE__GENERATION_DEFAULTS"), "--generation-config", "--sampling-defaults"),
         *_each("change the model folder's generation_config.json", "--override-generation-config"),
-        *_each("send chat_template_kwargs with requests", "--default-chat-template-kwargs"),
+        *_each("--chat-template-kwargs", "--default-chat-template-kwargs"),
         *_each(_TEXT, "--limit-mm-per-prompt", "--mm-processor-kwargs", "--language-model-only"),
         *_each("at most 20 are served, leave it out", "--max-logprobs"),
         *_each(_set("TANDEM_ROUTER_LOG_LEVEL"), "--uvicorn-log-level", "--log-level"),

@@ -315,6 +315,7 @@ def check_model(pools: ModelPools, splits: Iterable[Degrees] = ()) -> None:
     """
     # Imported here: most commands need neither.
     from shared.model.text.chat_template import ChatTemplate
+    from shared.model.text.template_variables import template_variables
     from shared.model.text.tokenizer import Tokenizer
     from shared.model.weights.safetensors_files import checkpoint_files
 
@@ -323,7 +324,8 @@ def check_model(pools: ModelPools, splits: Iterable[Degrees] = ()) -> None:
     for degrees in splits:
         degrees.check(config)
     tokenizer = Tokenizer.load(folder)
-    ChatTemplate.load(folder, tokenizer.special_tokens, pools.chat_template)
+    variables = template_variables(pools.chat_template_kwargs)
+    ChatTemplate.load(folder, tokenizer.special_tokens, pools.chat_template, variables)
     checkpoint_files(folder)
 
 

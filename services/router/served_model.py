@@ -32,6 +32,7 @@ from services.router.workers.liveness import LivenessLimits
 from shared.kv_index.client import KVStoreClient
 from shared.model.families.registry import load_config
 from shared.model.text.chat_template import ChatTemplate
+from shared.model.text.template_variables import template_variables
 from shared.model.text.texts_digest import texts_digest
 from shared.model.text.tokenizer import Tokenizer
 from shared.rpc.pb.tandem.v1 import inference_pb2
@@ -61,7 +62,8 @@ class ServedModel:
         self.name = settings.model_name
         discovery = discovery_of(settings)
         tokenizer = Tokenizer.load(settings.model)
-        template = ChatTemplate.load(settings.model, tokenizer.special_tokens, settings.chat_template)
+        variables = template_variables(settings.chat_template_kwargs)
+        template = ChatTemplate.load(settings.model, tokenizer.special_tokens, settings.chat_template, variables)
         config = load_config(settings.model)
         defaults = recommended(settings.model, config) if settings.edge.generation_defaults else NO_DEFAULTS
         structures = StructureCompiler(lambda: tokenizer, config.eos_token_ids)

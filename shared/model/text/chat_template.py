@@ -19,6 +19,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from shared.errors import InvalidRequest, ModelLoadError
 from shared.model.config.json_fields import read_json_object
+from shared.model.text.template_variables import RESERVED
 from shared.model.text.tokenizer_settings import CONFIG_FILE
 
 JsonValue = str | int | float | bool | None | Sequence["JsonValue"] | Mapping[str, "JsonValue"]
@@ -32,7 +33,6 @@ TEMPLATE_FOLDER = "additional_chat_templates"
 DEFAULT_TEMPLATE = "default"
 TOOL_TEMPLATE = "tool_use"
 
-_RESERVED = ("messages", "tools", "documents", "add_generation_prompt")
 _MARK = "\ue000continues\ue000"
 """Where a message that is continued ends, in characters that no text has; a blank behind it shows whether a template
 trims texts."""
@@ -51,18 +51,24 @@ _TOOLS = re.compile(r"\btools\b")
 class ChatTemplate:
     """A model's chat templates, compiled. Safe to use from several threads at once."""
 
-    def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        sources: Mapping[str, str],
+        special_tokens: Mapping[str, str],
+        variables: Mapping[str, JsonValue] | None = None,
+    ) -> None:
         """Compile named templates; without any, `render` raises.
 
         Args:
             sources: template name → Jinja source.
             special_tokens: texts that templates may name, such as `bos_token`.
+            variables: further names that templates may read, where `render` gets none of that name.
 
         Raises:
             ModelLoadError: a template is not valid Jinja.
         """
         environment = _environment()
-        self._special_tokens = dict(special_tokens)
+        self._names = {**special_tokens, **(variables or {})}
         self._sources = dict(sources)
         self._traits = {name: TemplateTraits.of(source) for name, source in sources.items()}
         self._templates: dict[str, jinja2.Template] = {}
@@ -76,20 +82,27 @@ class ChatTemplate:
                 ) from error
 
     @classmethod
-    def load(cls, folder: Path, special_tokens: Mapping[str, str], given: str = "") -> ChatTemplate:
+    def load(
+        cls,
+        folder: Path,
+        special_tokens: Mapping[str, str],
+        given: str = "",
+        variables: Mapping[str, JsonValue] | None = None,
+    ) -> ChatTemplate:
         """Read a model folder: template files, else `chat_template` of `tokenizer_config.json`.
 
         Args:
             folder: the model's.
             special_tokens: see `__init__`.
             given: a template's file, or its source, which has a brace; read in place of the folder's if not empty.
+            variables: see `__init__`.
 
         Raises:
             ModelLoadError: a template or the file around it is not valid.
         """
         if given:
-            return cls({DEFAULT_TEMPLATE: given if "{" in given else _text(Path(given))}, special_tokens)
-        return cls(_template_files(folder) or _configured_templates(folder), special_tokens)
+            return cls({DEFAULT_TEMPLATE: given if "{" in given else _text(Path(given))}, special_tokens, variables)
+        return cls(_template_files(folder) or _configured_templates(folder), special_tokens, variables)
 
     @property
     def available(self) -> bool:
@@ -140,14 +153,14 @@ class ChatTemplate:
         if not messages:
             raise InvalidRequest("messages must hold at least one message", field="messages")
         for variable in variables or {}:
-            if variable in _RESERVED:
+            if variable in RESERVED:
                 raise InvalidRequest(f"chat_template_kwargs may not set {variable}", field="chat_template_kwargs")
         if documents and "documents" not in self._sources[name]:
             raise InvalidRequest("documents: this model's chat template reads none", field="documents")
         if continue_final_message:
             messages, add_generation_prompt = [*messages[:-1], _to_be_continued(messages[-1])], False
         values = {
-            **self._special_tokens,
+            **self._names,
             **(variables or {}),
             "messages": self._traits[name].fit_all(messages),
             "tools": self._traits[name].fit_tools(tools),

@@ -48,6 +48,7 @@ from shared.records.records import Bounds, MemoryRecords, Records
 
 PATHS = (
     *("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens"),
+    *("/v1/responses/input_tokens",),
     *("/v1/conversations", "/v1/files", "/v1/batches", "/v1/embeddings", "/v1/score", "/v1/rerank"),
     *("/v1/cache/warm", "/v1/cache/close", "/v1/cache/expect"),
     *("/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/update_weights", "/sleep", "/wake_up", "/is_sleeping"),
@@ -167,13 +168,12 @@ def build_app(
         "/v1/messages": messages,
         "/v1/cache/warm": Warm(chat, completions),
     }
-    responses = ResponsesEndpoint(
-        input_processor, Responses(chat, Servers(settings.mcp)), keys, settings, kept.shelf, kept.background
-    )
+    dialect = Responses(chat, Servers(settings.mcp))
+    responses = ResponsesEndpoint(input_processor, dialect, keys, settings, kept.shelf, kept.background)
     stored = StoredResponses(keys, kept.shelf, kept.background)
     conversations = Conversations(keys, kept.shelf, settings)
     batches = Batches(keys, settings, kept.files, kept.runner)
-    tokens = Tokenization(input_processor, keys, settings, messages)
+    tokens = Tokenization(input_processor, keys, settings, messages, dialect, kept.shelf)
     pages = Pages(catalog or Catalog([input_processor]), keys, metrics, view)
     live = LivePages(keys, view)
     adapters = Adapters(input_processor, keys)

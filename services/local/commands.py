@@ -314,8 +314,7 @@ def check_model(pools: ModelPools, splits: Iterable[Degrees] = ()) -> None:
     `splits`: how its workers split it over processes. Blocking. Raises ModelLoadError, ConfigError.
     """
     # Imported here: most commands need neither.
-    from shared.model.text.chat_template import ChatTemplate
-    from shared.model.text.template_variables import template_variables
+    from shared.model.text.chat_template import ChatTemplate, template_variables
     from shared.model.text.tokenizer import Tokenizer
     from shared.model.weights.safetensors_files import checkpoint_files
 

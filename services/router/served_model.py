@@ -31,8 +31,7 @@ from services.router.workers.fleet import Fleet
 from services.router.workers.liveness import LivenessLimits
 from shared.kv_index.client import KVStoreClient
 from shared.model.families.registry import load_config
-from shared.model.text.chat_template import ChatTemplate
-from shared.model.text.template_variables import template_variables
+from shared.model.text.chat_template import ChatTemplate, template_variables
 from shared.model.text.texts_digest import texts_digest
 from shared.model.text.tokenizer import Tokenizer
 from shared.rpc.pb.tandem.v1 import inference_pb2

@@ -9,8 +9,8 @@ import pytest
 from transformers import AutoTokenizer
 
 from shared.errors import ConfigError, InvalidRequest, ModelLoadError
-from shared.model.text.chat_template import DEFAULT_TEMPLATE, ChatTemplate, TemplateTraits
-from shared.model.text.template_variables import template_variables
+from shared.model.text.chat_template import DEFAULT_TEMPLATE, ChatTemplate, template_variables
+from shared.model.text.template_traits import TemplateTraits
 from shared.model.text.tokenizer import Tokenizer
 from tests.demo import DEMO
 

@@ -84,6 +84,20 @@ class AccessMiddleware:
             self._access.http_ended(scope["method"], scope["path"], status, duration_s, scope.get(NOTE))
 
 
+class TrailingSlashes:
+    """Wraps an application, for which a path with slashes at its end is the one without. A redirect would name this
+    hop's scheme and host: plain HTTP where a proxy ends TLS."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves one request."""
+        if scope["type"] == "http" and scope["path"].endswith("/"):
+            scope["path"] = scope["path"].rstrip("/") or "/"
+        await self._app(scope, receive, send)
+
+
 class RequestIds:
     """Wraps an application; answers that have the header already keep theirs. Notes their status in the scope."""
 
@@ -228,9 +242,9 @@ def build_models_app(
 
 
 def _middleware(settings: EdgeSettings) -> list[Middleware]:
-    ids = Middleware(RequestIds)
+    every = [Middleware(TrailingSlashes), Middleware(RequestIds)]
     if not settings.cors_origins:
-        return [ids]
+        return every
     cors = Middleware(
         CORSMiddleware,
         allow_origins=list(settings.cors_origins),
@@ -238,4 +252,4 @@ def _middleware(settings: EdgeSettings) -> list[Middleware]:
         allow_headers=["*"],
         expose_headers=["x-request-id", "retry-after"],
     )
-    return [ids, cors]
+    return [*every, cors]

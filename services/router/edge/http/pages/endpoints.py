@@ -71,7 +71,6 @@ class Pages:
         """The routes of these pages."""
         return [
             Route("/v1/models", self.models),
-            Route("/v1/models/", self.models),
             Route("/v1/models/{model:path}", self.model),
             Route("/version", self.version),
             Route("/docs", self.docs),

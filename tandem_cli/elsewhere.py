@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
-import typer
 from typer.core import TyperCommand
 
 from shared.errors import ConfigError
@@ -95,8 +96,35 @@ OURS: Mapping[str, str] = dict(
 """Their flag → what to write, set or do instead."""
 
 
+_BY_ITSELF = "leave it out, a quantized checkpoint says it itself"
+VALUES: Mapping[tuple[str, str], str] = {
+    ("--dtype", "bfloat16"): "use bf16",
+    **{("--dtype", theirs): "use fp16" for theirs in ("float16", "half")},
+    **{("--dtype", theirs): "use fp32" for theirs in ("float32", "float")},
+    **{
+        ("--quantization", theirs): _BY_ITSELF
+        for theirs in (
+            "awq",
+            "awq_marlin",
+            "gptq",
+            "gptq_marlin",
+            "compressed-tensors",
+            "bitsandbytes",
+            "mxfp4",
+            "gguf",
+        )
+    },
+}
+"""Their value of an option that both have → what to write instead."""
+
+
 def refuse_foreign(arguments: Sequence[str], own: Sequence[str]) -> None:
-    """Raises ConfigError for another server's flag that is none of `own`, with what takes its place."""
+    """Raises ConfigError for another server's flag that is none of `own`, or its value of one, with what takes its
+    place."""
+    words = [word for argument in arguments for word in (argument.split("=", 1) if argument[:1] == "-" else [argument])]
+    for flag, value in itertools.pairwise(words):
+        if said := VALUES.get((flag, value)):
+            raise ConfigError(f"{flag} {value} is not known here: {said}", field=flag.strip("-"))
     for argument in arguments:
         flag = argument.partition("=")[0].replace("_", "-")
         if flag not in own and (ours := OURS.get(flag)):
@@ -107,7 +135,7 @@ def refuse_foreign(arguments: Sequence[str], own: Sequence[str]) -> None:
 class ServeCommand(TyperCommand):
     """A command that knows flags of other servers."""
 
-    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Raises ConfigError for such a flag."""
         own = [flag for parameter in self.params for flag in (*parameter.opts, *parameter.secondary_opts)]
         refuse_foreign(args, own)

@@ -40,6 +40,19 @@ def test_a_flag_of_another_server_is_refused_with_ours(tandem: RunTandem, flag: 
     assert result.err == f"tandem: {name} is no option of tandem serve: {ours}\n"
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (("--dtype", "bfloat16"), "--dtype bfloat16 is not known here: use bf16"),
+        (("--quantization=awq",), "--quantization awq is not known here: leave it out"),
+    ],
+)
+def test_a_value_of_another_server_is_refused_with_ours(tandem: RunTandem, given: tuple[str, ...], said: str) -> None:
+    result = tandem("serve", "some-model", *given)
+    assert result.status == 2
+    assert result.err.startswith(f"tandem: {said}")
+
+
 def test_what_is_named_in_their_place_exists(own: set[str]) -> None:
     assert not own & set(OURS)
     settings = set(re.findall(r"`(TANDEM_[A-Z_]+)`", (DOCS / "reference.md").read_text()))

@@ -57,6 +57,7 @@ is not served is refused by its name (400), never dropped, unless its value asks
 | `POST /v1/completions`, `/v1/chat/completions`, `/v1/responses` | OpenAI's, and so are their errors |
 | `GET`, `DELETE /v1/responses/{id}`, `POST …/cancel`, `GET …/input_items` | OpenAI's: what `store` keeps |
 | `/v1/conversations`, `…/{id}`, `…/{id}/items`, `…/{id}/items/{item_id}` | OpenAI's conversations |
+| `POST /v1/responses/input_tokens` | OpenAI's: counts what a response of the same body would read |
 | `POST /v1/embeddings`, `/v1/score`, `/v1/rerank` | OpenAI's and vLLM's, also as `/score`, `/rerank`, `/v2/rerank` |
 | `/v1/files`, `…/{id}`, `…/{id}/content` | OpenAI's files, as forms, with `purpose` `batch` or `user_data` |
 | `/v1/batches`, `…/{id}`, `…/{id}/cancel` | OpenAI's batches |
@@ -72,7 +73,9 @@ How tools and reasoning are found in an answer is a matter of the model: see
 [tools and reasoning](guides/clients.md#tools-and-reasoning). A structure (`response_format`, `structured_outputs`,
 `guided_*`) beside `tools` that the model is free to call is refused (400, naming the structure's field) where the
 model writes calls as Python and a tool's schema has what its literals cannot be held to (`oneOf`, `not`, …), and
-where it is an expression or a grammar; with `tool_choice` required or a name it always is.
+where it is an expression or a grammar; with `tool_choice` required or a name only a JSON
+`response_format` (`text.format`, `output_config.format`) is taken: the answer is calls, and has no text that it would
+hold for.
 
 JSON that follows a structure has no blank or one (space, tab, line end) between two tokens;
 `structured_outputs.whitespace` says `compact` (none), `one` (the default) or `any` (up to 64), also beside a

@@ -11,11 +11,12 @@ from google.protobuf.json_format import MessageToJson
 from rich.table import Table
 
 from shared.rpc.pb.tandem.v1 import inference_pb2
-from tandem import AsyncTandemClient
+from tandem import AsyncTandemClient, NotFound
 from tandem_cli.options import LOCAL, Connection
 from tandem_cli.tables import console_of, table_of
 
 _PIPED_WIDTH = 200
+_ID_PREFIXES = ("chatcmpl-", "cmpl-", "resp_", "msg_")
 _WHY = {
     "hand_off": "prefilled by the prefill pool",
     "same_worker": "prefilled where it decodes: no pair of workers was predicted to serve it better",
@@ -40,12 +41,12 @@ _OUTCOMES = {
 
 
 def explain(
-    request_id: Annotated[str, typer.Argument(help="The answer's request id.")],
+    request_id: Annotated[str, typer.Argument(help="The answer's request id, or its `id`.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print the router's full reply as JSON.")] = False,
     connection: Connection = LOCAL,
 ) -> None:
     """Show the candidates and scores of a request's placement."""
-    found = asyncio.run(_ask(connection.open(AsyncTandemClient), request_id))
+    found = asyncio.run(explanation_of(connection.open(AsyncTandemClient), request_id))
     if as_json:
         print(MessageToJson(found, preserving_proto_field_name=True, always_print_fields_with_no_presence=True))
         return
@@ -130,6 +131,18 @@ def pair_table(pairs: Sequence[inference_pb2.PlacementPair]) -> Table:
     return table_of((*text, "TTFT", "TPOT", "in time", "score"), rows, text=text)
 
 
-async def _ask(client: AsyncTandemClient, request_id: str) -> inference_pb2.Explanation:
+async def explanation_of(client: AsyncTandemClient, request_id: str) -> inference_pb2.Explanation:
+    """What the router remembers of a request, by its id or an answer's. Raises NotFound."""
+    inner = request_id_of(request_id)
     async with client:
-        return await client.explain(request_id)
+        try:
+            return await client.explain(request_id)
+        except NotFound:
+            if inner == request_id:
+                raise
+            return await client.explain(inner)
+
+
+def request_id_of(answer_id: str) -> str:
+    """The request id in the `id` of an answer over HTTP, such as `chatcmpl-…`; other texts as they are."""
+    return next((answer_id.removeprefix(each) for each in _ID_PREFIXES if answer_id.startswith(each)), answer_id)

@@ -17,6 +17,7 @@ from tandem_cli.cache import build_cache_app
 from tandem_cli.chat import chat
 from tandem_cli.dataclass_options import spread
 from tandem_cli.drain import drain, undrain
+from tandem_cli.elsewhere import ServeCommand
 from tandem_cli.explain import explain
 from tandem_cli.failures import exit_status, report
 from tandem_cli.fit.command import fit
@@ -42,8 +43,8 @@ def build_app() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_options)
-    app.command("serve")(spread(up))
-    app.command("up", hidden=True)(spread(up))
+    app.command("serve", cls=ServeCommand)(spread(up))
+    app.command("up", cls=ServeCommand, hidden=True)(spread(up))
     app.command()(spread(generate))
     app.command()(spread(chat))
     app.command()(spread(status))

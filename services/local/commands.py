@@ -314,7 +314,7 @@ def check_model(pools: ModelPools, splits: Iterable[Degrees] = ()) -> None:
     `splits`: how its workers split it over processes. Blocking. Raises ModelLoadError, ConfigError.
     """
     # Imported here: most commands need neither.
-    from shared.model.text.chat_template import ChatTemplate
+    from shared.model.text.chat_template import ChatTemplate, template_variables
     from shared.model.text.tokenizer import Tokenizer
     from shared.model.weights.safetensors_files import checkpoint_files
 
@@ -323,7 +323,8 @@ def check_model(pools: ModelPools, splits: Iterable[Degrees] = ()) -> None:
     for degrees in splits:
         degrees.check(config)
     tokenizer = Tokenizer.load(folder)
-    ChatTemplate.load(folder, tokenizer.special_tokens, pools.chat_template)
+    variables = template_variables(pools.chat_template_kwargs)
+    ChatTemplate.load(folder, tokenizer.special_tokens, pools.chat_template, variables)
     checkpoint_files(folder)
 
 

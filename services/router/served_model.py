@@ -15,7 +15,7 @@ from services.router.edge.input_processor import InputProcessor
 from services.router.edge.model_names import ModelNames
 from services.router.edge.tenants.adapter_rights import AdapterRights
 from services.router.edge.tenants.rate_limits import RateLimits
-from services.router.edge.text.generation_defaults import NO_DEFAULTS, GenerationDefaults
+from services.router.edge.text.generation_defaults import NO_DEFAULTS, recommended
 from services.router.edge.text.pooling import PoolingConfig
 from services.router.placement.policy import Placement
 from services.router.placement.split import SplitController
@@ -31,7 +31,7 @@ from services.router.workers.fleet import Fleet
 from services.router.workers.liveness import LivenessLimits
 from shared.kv_index.client import KVStoreClient
 from shared.model.families.registry import load_config
-from shared.model.text.chat_template import ChatTemplate
+from shared.model.text.chat_template import ChatTemplate, template_variables
 from shared.model.text.texts_digest import texts_digest
 from shared.model.text.tokenizer import Tokenizer
 from shared.rpc.pb.tandem.v1 import inference_pb2
@@ -61,9 +61,11 @@ class ServedModel:
         self.name = settings.model_name
         discovery = discovery_of(settings)
         tokenizer = Tokenizer.load(settings.model)
-        template = ChatTemplate.load(settings.model, tokenizer.special_tokens, settings.chat_template)
-        defaults = GenerationDefaults.load(settings.model) if settings.edge.generation_defaults else NO_DEFAULTS
-        structures = StructureCompiler(lambda: tokenizer, load_config(settings.model).eos_token_ids)
+        variables = template_variables(settings.chat_template_kwargs)
+        template = ChatTemplate.load(settings.model, tokenizer.special_tokens, settings.chat_template, variables)
+        config = load_config(settings.model)
+        defaults = recommended(settings.model, config) if settings.edge.generation_defaults else NO_DEFAULTS
+        structures = StructureCompiler(lambda: tokenizer, config.eos_token_ids)
         structures.start(tokenizer.vocab_size)
         tenants = {"default", *settings.edge.tenants, *settings.admission.tenant_weights}
         self.metrics = RouterMetrics(self.name, sorted(tenants), settings.name)

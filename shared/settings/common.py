@@ -149,6 +149,9 @@ class TemplateSettings(SettingGroup):
     chat_template: str = ""
     """Jinja template of conversations, in place of the model folder's own: a file, or the template itself, which has a
     brace. Empty = the folder's."""
+    chat_template_kwargs: str = ""
+    """JSON object of variables that the template gets where a request's own `chat_template_kwargs` do not name them,
+    such as `{"enable_thinking": false}`. Empty = none."""
 
 
 class AliasSettings(SettingGroup):

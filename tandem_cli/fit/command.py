@@ -77,7 +77,7 @@ def fit(
         found = memory_table(gpu_of(hardware.gpu, "gpu").memory_bytes)
         _print_json(found.rows) if answer.as_json else console.print(found.render())
     elif not model:
-        raise ConfigError("name a model: a folder or one of " + ", ".join(NAMED_MODELS), field="model")
+        raise ConfigError("name a model: a folder or one of " + ", ".join(NAMED_MODELS | SPARSE_MODELS), field="model")
     else:
         shape = shape_of(model)
         given = hardware.hardware(shape, prices)

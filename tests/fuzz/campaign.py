@@ -30,6 +30,7 @@ PATHS = {
     "/v1/chat/completions": "ChatRequest",
     "/v1/messages": "MessagesRequest",
     "/v1/messages/count_tokens": "CountRequest",
+    "/v1/responses/input_tokens": "ResponseRequest",
     "/tokenize": "TokenizeRequest",
     "/detokenize": "DetokenizeRequest",
     "/v1/responses": "ResponseRequest",

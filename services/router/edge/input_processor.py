@@ -237,7 +237,8 @@ class InputProcessor:
             self._prompts.check_token_ids("allowed_token_ids", sampling.structured_output.allowed_token_ids)
         check_bad_words(options.bad_words)
         if options.bad_words:
-            sampling = replace(sampling, bad_sequences=self._prompts.bad_sequences(options.bad_words))
+            bad = (*sampling.bad_sequences, *self._prompts.bad_sequences(options.bad_words))
+            sampling = replace(sampling, bad_sequences=bad)
         context_len = self.context_len()
         token_ids = await self._token_ids(prompt, sampling, options, context_len)
         num_left = context_len - len(token_ids)

@@ -169,7 +169,8 @@ class EdgeSettings(SettingGroup):
 
     generation_defaults: bool = True
     """Requests that do not say take temperature, top_p, top_k, min_p and repetition_penalty from the model's
-    `generation_config.json`."""
+    `generation_config.json`, and never get its `suppress_tokens` and `bad_words_ids`, beam searches apart. Its other
+    fields that would change answers are named in a warning at the start."""
 
     pooling: PoolingName = "auto"
     """How `/v1/embeddings`, `/v1/score` and `/v1/rerank` make a vector of a text: of its last token's hidden state or

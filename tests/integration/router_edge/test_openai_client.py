@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 import openai
 import pytest
 from openai.types.chat import ChatCompletionMessageParam
@@ -115,3 +117,50 @@ async def test_errors_before_the_first_token_are_the_clients_own_exceptions(star
     stranger = edge.openai.with_options(api_key="k2")
     with pytest.raises(openai.AuthenticationError):
         await stranger.models.list()
+
+
+async def test_the_tokens_of_a_responses_input_are_counted(edge: Edge) -> None:
+    given = {"input": "hello there", "instructions": "Be brief."}
+    counted = await edge.openai.responses.input_tokens.count(model=MODEL, **given)  # type: ignore[arg-type]
+    assert counted.object == "response.input_tokens"
+    edge.says("Hi.", finish=FinishReason.STOP)
+    answer = await edge.openai.responses.create(model=MODEL, **given)  # type: ignore[call-overload]
+    assert answer.usage.input_tokens == counted.input_tokens
+    behind = await edge.openai.responses.input_tokens.count(previous_response_id=answer.id, input="More.")
+    assert behind.input_tokens > counted.input_tokens
+    with pytest.raises(openai.BadRequestError, match=r"text\.verbosity"):
+        await edge.openai.responses.input_tokens.count(input="a", text={"verbosity": "high"})
+    with pytest.raises(openai.NotFoundError, match="resp_none"):
+        await edge.openai.responses.input_tokens.count(input="a", previous_response_id="resp_none")
+
+
+@pytest.mark.parametrize(
+    ("call", "reason"),
+    [
+        (lambda client: client.chat.completions.list(), "not stored"),
+        (lambda client: client.chat.completions.retrieve("chatcmpl-1"), "not stored"),
+        (lambda client: client.chat.completions.update("chatcmpl-1", metadata={"a": "b"}), "not stored"),
+        (lambda client: client.chat.completions.delete("chatcmpl-1"), "not stored"),
+        (lambda client: client.chat.completions.messages.list("chatcmpl-1"), "not stored"),
+        (lambda client: client.responses.compact(model=MODEL, input="a"), "not compacted"),
+        (lambda client: client.models.delete(MODEL), "not deleted"),
+        (lambda client: client.moderations.create(input="a"), "moderation"),
+        (lambda client: client.images.generate(prompt="a"), "images"),
+        (lambda client: client.audio.speech.create(input="a", model=MODEL, voice="ash"), "audio"),
+        (lambda client: client.audio.transcriptions.create(file=b"a", model=MODEL), "audio"),
+        (lambda client: client.vector_stores.list(), "vector stores"),
+        (lambda client: client.realtime.client_secrets.create(), "realtime"),
+        (lambda client: client.fine_tuning.jobs.list(), "fine-tuning"),
+        (lambda client: client.uploads.create(bytes=1, filename="a", mime_type="b", purpose="batch"), "uploads"),
+        (lambda client: client.evals.list(), "evals"),
+        (lambda client: client.containers.list(), "containers"),
+        (lambda client: client.skills.list(), "there is no GET /v1/skills"),
+    ],
+)
+async def test_what_of_openais_api_is_not_here_says_so_and_is_tried_once(
+    edge: Edge, call: Callable[[openai.AsyncOpenAI], Awaitable[object]], reason: str
+) -> None:
+    with pytest.raises(openai.NotFoundError, match=reason) as refused:
+        await call(edge.openai)
+    assert isinstance(refused.value.body, dict)
+    assert refused.value.body["code"] == "not_found"

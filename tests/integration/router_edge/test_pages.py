@@ -50,6 +50,17 @@ async def test_what_cannot_be_tokenized_is_refused_by_field(
     assert answer.json()["error"]["param"] == param
 
 
+async def test_a_slash_at_a_paths_end_changes_nothing(edge: Edge) -> None:
+    edge.says("Hi.")
+    body = {"messages": [{"role": "user", "content": "hi"}]}
+    for path in ("/v1/chat/completions/", "/v1/chat/completions//"):
+        answer = await edge.client.post(path, json=body)
+        assert (answer.status_code, answer.json()["object"]) == (200, "chat.completion")
+    assert (await edge.client.get("/healthz/")).status_code == 200
+    unknown = await edge.client.get("/v1/nothing/")
+    assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "not_found")
+
+
 async def test_version_ping_and_the_list_of_models_with_a_slash(edge: Edge) -> None:
     assert re.fullmatch(r"\d+\.\d+\.\d+.*", (await edge.client.get("/version")).json()["version"])
     assert (await edge.client.get("/ping")).status_code == 200

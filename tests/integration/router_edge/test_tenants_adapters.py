@@ -20,6 +20,7 @@ PLACES = {
     "/v1/completions": {"prompt": "x"},
     "/v1/chat/completions": CHAT,
     "/v1/responses": {"input": "x"},
+    "/v1/responses/input_tokens": {"input": "x"},
     "/v1/messages": {**CHAT, "max_tokens": 1},
     "/v1/messages/count_tokens": CHAT,
     "/v1/embeddings": {"input": "x"},

@@ -317,6 +317,22 @@ async def test_a_format_beside_tools_is_refused_where_no_grammar_has_both(
     assert (await edge.client.post(CHAT, json={**ASK, **body, "tool_choice": "none"})).status_code == 200
 
 
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
+async def test_a_call_that_must_be_made_decides_over_a_format_of_text(edge: Edge, choice: object) -> None:
+    alone = {**ASK, "tools": TOOLS, "tool_choice": choice}
+    edge.stops_with(ROME if isinstance(choice, dict) else f'[{{"name":"a.size","parameters":{ROME}}}]')
+    for more in ({}, {"response_format": FORMAT}, {"response_format": {"type": "json_object"}}):
+        answer = await edge.client.post(CHAT, json={**alone, **more})
+        assert answer.status_code == 200, answer.text
+        message = answer.json()["choices"][0]["message"]
+        assert (message["content"], len(message["tool_calls"])) == (None, 1)
+    structures = {request.sampling.structured_output for request in edge.core.requests}
+    assert len(structures) == 1
+    for field, more in (("guided_json", {"type": "object"}), ("guided_choice", ["a"])):
+        refused = await edge.client.post(CHAT, json={**alone, field: more})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, field)
+
+
 async def test_a_tool_that_does_not_exist_is_a_400_that_names_the_field(edge: Edge) -> None:
     choice = {"type": "function", "function": {"name": "wether"}}
     answer = await edge.client.post(CHAT, json={**ASK, "tool_choice": choice})

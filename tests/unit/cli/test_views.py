@@ -10,7 +10,8 @@ from rich.console import Console
 
 from shared.errors import Overloaded
 from shared.rpc.pb.tandem.v1 import inference_pb2, types_pb2
-from tandem_cli.explain import candidate_table, summary_line
+from tandem import NotFound
+from tandem_cli.explain import candidate_table, explanation_of, summary_line
 from tandem_cli.top import Frame, Steps
 from tests.unit.cli.conftest import RunTandem
 from tests.unit.cli.scripted_router import ScriptedRouter
@@ -289,3 +290,26 @@ def test_nothing_at_the_target_is_said_before_the_first_question(tandem: RunTand
     result = tandem("chat", stdin="Hi\n")
     assert result.status == 1
     assert "start a cluster with `tandem serve`" in result.err
+
+
+async def test_an_answers_id_is_explained_as_its_request_is() -> None:
+    asked: list[str] = []
+
+    class Router:
+        async def __aenter__(self) -> Router:
+            return self
+
+        async def __aexit__(self, *_: object) -> None:
+            pass
+
+        async def explain(self, request_id: str) -> inference_pb2.Explanation:
+            asked.append(request_id)
+            if request_id != "r-1":
+                raise NotFound("not remembered")
+            return inference_pb2.Explanation()
+
+    for answer_id in ("r-1", "chatcmpl-r-1", "cmpl-r-1", "resp_r-1", "msg_r-1"):
+        await explanation_of(Router(), answer_id)  # type: ignore[arg-type]
+        assert asked[-1] == "r-1"
+    with pytest.raises(NotFound):
+        await explanation_of(Router(), "r-2")  # type: ignore[arg-type]

@@ -83,7 +83,8 @@ def two_models(**second: object) -> ClusterSpec:
 
 
 def test_each_models_workers_get_its_folder_and_the_router_gets_all(monkeypatch):
-    spec = two_models(aliases=("q",), chat_template="q.jinja").replace(chat_template="{{ messages }}")
+    written = {"chat_template": "{{ messages }}", "chat_template_kwargs": '{"enable_thinking": false}'}
+    spec = two_models(aliases=("q",), chat_template="q.jinja").replace(**written)
     plans = plan_workers(spec, [CoreShare((), 1)] * spec.num_workers)
     assert [plan.name for plan in plans] == ["prefill-0", "decode-0", "decode-1", "qwen-prefill-0", "qwen-decode-0"]
     commands = [list(TandemCommands(spec).worker(plan, "h:1")) for plan in plans]
@@ -98,6 +99,7 @@ def test_each_models_workers_get_its_folder_and_the_router_gets_all(monkeypatch)
     )  # fmt: skip
     assert (second.model_name, second.aliases, second.model) == ("qwen", ("q",), Path("q"))
     assert (first.chat_template, second.chat_template) == ("{{ messages }}", "q.jinja")
+    assert (first.chat_template_kwargs, second.chat_template_kwargs) == (written["chat_template_kwargs"], "")
     assert [worker.name for worker in discovery_of(second).workers] == ["qwen-prefill-0", "qwen-decode-0"]
 
 

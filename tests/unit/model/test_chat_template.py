@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from shared.errors import InvalidRequest, ModelLoadError
-from shared.model.text.chat_template import ChatTemplate, TemplateTraits
+from shared.errors import ConfigError, InvalidRequest, ModelLoadError
+from shared.model.text.chat_template import DEFAULT_TEMPLATE, ChatTemplate, template_variables
+from shared.model.text.template_traits import TemplateTraits
 from shared.model.text.tokenizer import Tokenizer
 from tests.demo import DEMO
 
@@ -309,6 +310,20 @@ def test_invalid_template_stops_the_load_with_its_line(tmp_path: Path) -> None:
     assert caught.value.field == "chat_template"
     with pytest.raises(ModelLoadError, match="list of objects"):
         _load(_folder(tmp_path, chat_template=[{"name": "default"}]))
+
+
+def test_variables_of_the_setting_count_where_a_request_names_none() -> None:
+    variables = template_variables('{"enable_thinking": false, "bos_token": "B"}')
+    source = "{{ bos_token }}{{ enable_thinking }}"
+    template = ChatTemplate({DEFAULT_TEMPLATE: source}, {"bos_token": "A"}, variables)
+    messages = [{"role": "user", "content": "Hi"}]
+    assert template.render(messages) == "BFalse"
+    assert template.render(messages, variables={"enable_thinking": True}) == "BTrue"
+    assert template_variables("") == {}
+    for text, why in (("{", "not valid JSON"), ("[]", "must be a JSON object"), ('{"messages": []}', "may not set")):
+        with pytest.raises(ConfigError, match=why) as caught:
+            template_variables(text)
+        assert caught.value.field == "chat_template_kwargs"
 
 
 def test_a_given_template_takes_the_place_of_the_folders(folders: dict[str, Path], tmp_path: Path) -> None:

@@ -48,6 +48,7 @@ from shared.records.records import Bounds, MemoryRecords, Records
 
 PATHS = (
     *("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens"),
+    *("/v1/responses/input_tokens",),
     *("/v1/conversations", "/v1/files", "/v1/batches", "/v1/embeddings", "/v1/score", "/v1/rerank"),
     *("/v1/cache/warm", "/v1/cache/close", "/v1/cache/expect"),
     *("/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/update_weights", "/sleep", "/wake_up", "/is_sleeping"),
@@ -81,6 +82,20 @@ class AccessMiddleware:
             duration_s = time.perf_counter() - begun
             status = scope.get(STATUS, CLIENT_LEFT)
             self._access.http_ended(scope["method"], scope["path"], status, duration_s, scope.get(NOTE))
+
+
+class TrailingSlashes:
+    """Wraps an application, for which a path with slashes at its end is the one without. A redirect would name this
+    hop's scheme and host: plain HTTP where a proxy ends TLS."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves one request."""
+        if scope["type"] == "http" and scope["path"].endswith("/"):
+            scope["path"] = scope["path"].rstrip("/") or "/"
+        await self._app(scope, receive, send)
 
 
 class RequestIds:
@@ -167,13 +182,12 @@ def build_app(
         "/v1/messages": messages,
         "/v1/cache/warm": Warm(chat, completions),
     }
-    responses = ResponsesEndpoint(
-        input_processor, Responses(chat, Servers(settings.mcp)), keys, settings, kept.shelf, kept.background
-    )
+    dialect = Responses(chat, Servers(settings.mcp))
+    responses = ResponsesEndpoint(input_processor, dialect, keys, settings, kept.shelf, kept.background)
     stored = StoredResponses(keys, kept.shelf, kept.background)
     conversations = Conversations(keys, kept.shelf, settings)
     batches = Batches(keys, settings, kept.files, kept.runner)
-    tokens = Tokenization(input_processor, keys, settings, messages)
+    tokens = Tokenization(input_processor, keys, settings, messages, dialect, kept.shelf)
     pages = Pages(catalog or Catalog([input_processor]), keys, metrics, view)
     live = LivePages(keys, view)
     adapters = Adapters(input_processor, keys)
@@ -228,9 +242,9 @@ def build_models_app(
 
 
 def _middleware(settings: EdgeSettings) -> list[Middleware]:
-    ids = Middleware(RequestIds)
+    every = [Middleware(TrailingSlashes), Middleware(RequestIds)]
     if not settings.cors_origins:
-        return [ids]
+        return every
     cors = Middleware(
         CORSMiddleware,
         allow_origins=list(settings.cors_origins),
@@ -238,4 +252,4 @@ def _middleware(settings: EdgeSettings) -> list[Middleware]:
         allow_headers=["*"],
         expose_headers=["x-request-id", "retry-after"],
     )
-    return [ids, cors]
+    return [*every, cors]

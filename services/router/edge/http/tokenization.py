@@ -1,5 +1,5 @@
-"""`POST /tokenize`, `/detokenize` and `GET /tokenizer_info` in vLLM's shapes, and Anthropic's
-`/v1/messages/count_tokens`."""
+"""`POST /tokenize`, `/detokenize` and `GET /tokenizer_info` in vLLM's shapes, Anthropic's `/v1/messages/count_tokens`,
+and OpenAI's `/v1/responses/input_tokens`."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from starlette.routing import Route
 
 from services.router.edge.http.anthropic.endpoint import Messages
 from services.router.edge.http.bodies import STRICT, TokenIdList, check_json_size, parse_body, read_body
-from services.router.edge.http.errors import as_tandem_error, error_headers
+from services.router.edge.http.errors import ErrorShape, as_tandem_error, error_headers
 from services.router.edge.http.openai.chat_messages import Message, TemplateFields
 from services.router.edge.http.openai.schemas import Tool
+from services.router.edge.http.responses.dialect import Responses
+from services.router.edge.http.responses.shelf import Shelf
 from services.router.edge.input_processor import InputProcessor, Prompt, TextPrompt
 from services.router.edge.settings import EdgeSettings
 from services.router.edge.tenants.auth import ApiKeys, credentials, identified
@@ -56,20 +58,30 @@ class DetokenizeRequest(BaseModel):
 
 
 class Tokenization:
-    """Handlers of the four. They ask for an API key as answers do; their bodies have the same bounds."""
+    """Handlers of the five. They ask for an API key as answers do; their bodies have the same bounds."""
 
     def __init__(
-        self, input_processor: InputProcessor, keys: ApiKeys, settings: EdgeSettings, messages: Messages
+        self,
+        input_processor: InputProcessor,
+        keys: ApiKeys,
+        settings: EdgeSettings,
+        messages: Messages,
+        responses: Responses,
+        shelf: Shelf,
     ) -> None:
+        """`shelf`: what responses refer to."""
         self._input_processor = input_processor
         self._keys = keys
         self._settings = settings
         self._messages = messages
+        self._responses = responses
+        self._shelf = shelf
 
     def routes(self) -> list[Route]:
         """The routes of these endpoints."""
         return [
             Route("/v1/messages/count_tokens", self.count_tokens, methods=["POST"]),
+            Route("/v1/responses/input_tokens", self.input_tokens, methods=["POST"]),
             Route("/tokenize", self.tokenize, methods=["POST"]),
             Route("/detokenize", self.detokenize, methods=["POST"]),
             Route("/tokenizer_info", self.info),
@@ -101,12 +113,20 @@ class Tokenization:
 
     async def count_tokens(self, request: Request) -> Response:
         """`POST /v1/messages/count_tokens`."""
+        return await self._answer_in(self._messages.errors, request, self._count)
+
+    async def input_tokens(self, request: Request) -> Response:
+        """`POST /v1/responses/input_tokens`."""
+        return await self._answer_in(self._responses.errors, request, self._count_input)
+
+    async def _answer_in(self, errors: ErrorShape, request: Request, work: Work) -> Response:
+        """`_answer` of an API whose errors have names of their own."""
         try:
-            return JSONResponse(await self._count(*await self._body(request)))
+            return await self._answer(request, work)
         except Exception as error:
             known = as_tandem_error(error, request.url.path)
             headers = {name.decode(): value.decode() for name, value in error_headers(known)}
-            return Response(self._messages.errors.body(known), known.http_status, headers, "application/json")
+            return Response(errors.body(known), known.http_status, headers, "application/json")
 
     async def _answer(self, request: Request, work: Work) -> Response:
         return JSONResponse(await work(*await self._body(request)))
@@ -139,3 +159,10 @@ class Tokenization:
         call = self._messages.parse_count(body)
         self._input_processor.check_model(call.model, tenant)
         return {"input_tokens": len(await self._input_processor.token_ids(call.prompts[0]))}
+
+    async def _count_input(self, body: bytes, tenant: str) -> Mapping[str, object]:
+        """What a response of this body would compute as its prompt, what it refers to included."""
+        call = await self._responses.continued(body, self._shelf, tenant, self._input_processor.check_model)
+        self._input_processor.check_model(call.model, tenant)
+        count = len(await self._input_processor.token_ids(call.prompts[0]))
+        return {"object": "response.input_tokens", "input_tokens": count}

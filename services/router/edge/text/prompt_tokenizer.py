@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 
 from services.router.edge.limits import LimitSettings
 from shared.errors import InvalidRequest, PromptTooLong, brief
-from shared.model.text.chat_template import ChatTemplate, JsonValue
+from shared.model.text.chat_template import ChatTemplate
+from shared.model.text.template_traits import JsonValue
 from shared.model.text.tokenizer import Tokenizer
 
 ChatMessage = Mapping[str, JsonValue]

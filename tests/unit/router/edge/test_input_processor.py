@@ -207,6 +207,9 @@ async def test_bad_words_are_spelled_with_and_without_a_space(
     request = await input_processor.prepare(TextPrompt("hi"), SamplingParams(), CallInfo(), options=options)
     spelled = {tuple(tokenizer.encode(text, add_special_tokens=False)) for text in ("no", " no")}
     assert set(request.sampling.bad_sequences) == spelled
+    recommended = SamplingParams(bad_sequences=((5,), (6, 7)))
+    request = await input_processor.prepare(TextPrompt("hi"), recommended, CallInfo(), options=options)
+    assert set(request.sampling.bad_sequences) == {(5,), (6, 7), *spelled}
     for words in (("",), ("x" * 257,), ("a",) * 129):
         with pytest.raises(InvalidRequest) as caught:
             await input_processor.prepare(

@@ -6,31 +6,86 @@ import json
 from pathlib import Path
 
 import pytest
+from transformers import GenerationConfig
 
 from services.router.dispatch.request import Request
 from services.router.edge.http.endpoint import sub_requests
 from services.router.edge.output_stream import OutputStream
 from services.router.edge.scheduling import SchedulingHints, scheduling_hints
-from services.router.edge.text.generation_defaults import NO_DEFAULTS, GenerationDefaults
+from services.router.edge.text.generation_defaults import NEUTRAL, NO_DEFAULTS, GenerationDefaults, recommended
 from shared.engine.sampling_params import SamplingParams
 from shared.errors import InvalidRequest, ModelLoadError, Overloaded
+from shared.model.families.registry import load_config
 from shared.model.text.tokenizer import Tokenizer
 from shared.seeds import derived_seed
+from tests.demo import DEMO
 from tests.unit.router.edge.scripted_core import ScriptedCore, Step, text_steps
+
+VOCAB_SIZE = 1000
 
 
 def test_only_sampling_is_taken_from_the_file(tmp_path: Path) -> None:
-    assert GenerationDefaults.load(tmp_path) == NO_DEFAULTS
+    assert GenerationDefaults.load(tmp_path, VOCAB_SIZE) == NO_DEFAULTS
     content = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "max_new_tokens": 5, "eos_token_id": 1, "min_p": None}
     (tmp_path / "generation_config.json").write_text(json.dumps(content))
-    assert GenerationDefaults.load(tmp_path).given == {"temperature": 0.6, "top_k": 20, "top_p": 0.95}
+    assert GenerationDefaults.load(tmp_path, VOCAB_SIZE).given == {"temperature": 0.6, "top_k": 20, "top_p": 0.95}
 
 
-@pytest.mark.parametrize(("name", "value"), [("temperature", "hot"), ("top_k", 1.5), ("top_p", 2), ("min_p", True)])
+def test_tokens_that_the_file_forbids_are_forbidden_and_an_end_of_answers_is_no_bad_word(tmp_path: Path) -> None:
+    content = {"suppress_tokens": [3, 5], "bad_words_ids": [[7, 8], [5], [2]]}
+    (tmp_path / "generation_config.json").write_text(json.dumps(content))
+    defaults = GenerationDefaults.load(tmp_path, VOCAB_SIZE, eos_token_ids=(2,))
+    assert defaults.given == {"bad_sequences": ((3,), (5,), (7, 8))}
+    assert SamplingParams(**defaults.given).bad_sequences == ((3,), (5,), (7, 8))
+
+
+def test_fields_that_are_not_served_are_named_once_at_the_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for model, content in (
+        ("plain", {"do_sample": True, "num_beams": 1, "guidance_scale": None, "bos_token_id": 1, "max_length": 4096}),
+        ("odd", {"no_repeat_ngram_size": 3, "forced_eos_token_id": 2, "typical_p": 0.9, "min_new_tokens": 0}),
+    ):
+        folder = tmp_path / model
+        folder.mkdir()
+        (folder / "config.json").write_text((DEMO / "config.json").read_text())
+        (folder / "generation_config.json").write_text(json.dumps(content))
+        recommended(folder, load_config(DEMO))
+    assert caplog.messages == [
+        "odd/generation_config.json: answers do not follow no_repeat_ngram_size, forced_eos_token_id, typical_p"
+    ]
+
+
+def test_every_field_that_transformers_reads_is_served_named_or_without_effect_on_answers() -> None:
+    """A field that a later release adds must be sorted in."""
+    known = {name for name in GenerationConfig().to_diff_dict() | vars(GenerationConfig()) if not name.startswith("_")}
+    without_effect = {
+        *("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "transformers_version"),
+        *("use_cache", "cache_implementation", "cache_config", "max_cache_len", "low_memory", "prefill_chunk_size"),
+        *("output_attentions", "output_hidden_states", "output_scores", "output_logits", "return_dict_in_generate"),
+        *("max_length", "num_return_sequences", "length_penalty", "early_stopping"),
+        *("renormalize_logits", "remove_invalid_values", "compile_config", "disable_compile"),
+        *("use_mtp", "continuous_batching_config", "speculation_type", "is_assistant", "max_matching_ngram_size"),
+    }
+    guesses = ("assistant_", "num_assistant_", "prompt_lookup_", "target_lookbehind")
+    left = {name for name in known - without_effect if not name.startswith(guesses)}
+    served = {"temperature", "top_p", "top_k", "min_p", "repetition_penalty", "suppress_tokens", "bad_words_ids"}
+    assert left - served <= set(NEUTRAL)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("temperature", "hot"), ("top_k", 1.5), ("top_p", 2), ("min_p", True)),
+        *(("suppress_tokens", 5), ("suppress_tokens", [True]), ("suppress_tokens", [VOCAB_SIZE])),
+        *(("suppress_tokens", list(range(769))), ("bad_words_ids", [3]), ("bad_words_ids", [[]])),
+        *(("bad_words_ids", {"a": 1}), ("bad_words_ids", [[1, -1]])),
+    ],
+)
 def test_a_wrong_value_stops_the_start_with_its_name(tmp_path: Path, name: str, value: object) -> None:
     (tmp_path / "generation_config.json").write_text(json.dumps({name: value}))
     with pytest.raises(ModelLoadError) as caught:
-        GenerationDefaults.load(tmp_path)
+        GenerationDefaults.load(tmp_path, VOCAB_SIZE)
     assert caught.value.field == name
 
 

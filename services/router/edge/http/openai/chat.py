@@ -25,14 +25,13 @@ from services.router.edge.http.answer_parts import (
 )
 from services.router.edge.http.endpoint import BodyWriter, ParsedRequest, StreamWriter
 from services.router.edge.http.errors import OpenAIErrors
-from services.router.edge.http.openai.forced_calls import call_or_answer, forced_structure
+from services.router.edge.http.openai.forced_calls import call_or_answer, check_beside_forced_calls, forced_structure
 from services.router.edge.http.openai.logprobs import chat_logprobs, prompt_logprobs
 from services.router.edge.http.openai.schemas import ChatRequest, parse_chat, tool_use
 from services.router.edge.input_processor import PromptOptions
 from services.router.edge.output_stream import OutputDelta, OutputFinish
 from services.router.edge.text.generation_defaults import NO_DEFAULTS, GenerationDefaults
 from services.router.views.timings import tandem_member
-from shared.errors import InvalidRequest
 from shared.model.text.tokenizer import Tokenizer
 
 
@@ -282,9 +281,7 @@ class Chat:
         sampling = request.sampling_params(request.max_answer_tokens, logprobs, self._defaults, request.n or 1)
         sampling = replace(sampling, prompt_logprobs=request.prompt_logprobs)
         if use is not None and use.is_forced:
-            if sampling.structured_output is not None:
-                field = sampling.structured_output.source
-                raise InvalidRequest(f"{field} excludes tool_choice: an answer cannot match both", field=field)
+            check_beside_forced_calls(sampling.structured_output)
             structure = forced_structure(tools, use, self._formats.calls, self._tokenizer)
             sampling = replace(sampling, structured_output=structure)
         elif use is not None and sampling.structured_output is not None:

@@ -11,7 +11,7 @@ from services.router.edge.http.bodies import STRICT
 from services.router.edge.http.openai.unsupported import MESSAGE_FIELDS, refuse_unsupported
 from services.router.edge.text.prompt_tokenizer import ChatPrompt
 from shared.errors import InvalidRequest, brief
-from shared.model.text.chat_template import JsonValue
+from shared.model.text.template_traits import JsonValue
 
 _OTHER_PARTS = {
     "image_url": "images",

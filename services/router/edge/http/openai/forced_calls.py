@@ -40,6 +40,16 @@ def forced_structure(
     return _behind_reasoning(structure, call_format.channels)
 
 
+def check_beside_forced_calls(answer: StructuredOutput | None) -> None:
+    """Passes for a JSON `response_format`, which speaks of text, while the answer will be calls. Raises InvalidRequest
+    for what the whole answer must match."""
+    if answer is None:
+        return
+    field = answer.source or answer.kind.value
+    if field.split(".")[0] != "response_format" or answer.kind not in _BESIDE_CALLS:
+        raise InvalidRequest(f"{field} excludes tool_choice: an answer cannot match both", field=field)
+
+
 def _behind_reasoning(structure: StructuredOutput, channels: Channels) -> StructuredOutput:
     """A structure that has its own headers."""
     marks = channels.before_call

@@ -25,7 +25,7 @@ from services.router.edge.http.openai.unsupported import (
 from services.router.edge.scheduling import MAX_PRIORITY, RETENTIONS, TIERS
 from shared.engine.sampling_params import MAX_LOGPROBS
 from shared.errors import InvalidRequest, brief
-from shared.model.text.chat_template import JsonValue
+from shared.model.text.template_traits import JsonValue
 
 MAX_METADATA = 16
 MAX_TOOLS = 512

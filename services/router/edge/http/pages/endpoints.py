@@ -23,6 +23,29 @@ from services.router.placement.views import NamedAdapter
 from services.router.views.cluster_view import ClusterView
 from shared.errors import InvalidRequest, NotFound, TandemError
 
+_UNSERVED: Mapping[tuple[str, str], str] = {
+    ("GET", "/v1/chat/completions"): "chat completions are not stored",
+    ("POST", "/v1/chat/completions/"): "chat completions are not stored",
+    ("DELETE", "/v1/chat/completions/"): "chat completions are not stored",
+    ("POST", "/v1/responses/compact"): "responses are not compacted",
+    ("DELETE", "/v1/models/"): "models are not deleted by clients",
+    ("", "/v1/audio"): "audio is not served",
+    ("", "/v1/realtime"): "the realtime API is not served",
+    ("", "/v1/images"): "images are not served",
+    ("", "/v1/videos"): "videos are not served",
+    ("", "/v1/moderations"): "moderation is not served",
+    ("", "/v1/vector_stores"): "vector stores are not served",
+    ("", "/v1/fine_tuning"): "fine-tuning is not served",
+    ("", "/v1/uploads"): "uploads in parts are not served, files are taken whole at /v1/files",
+    ("", "/v1/assistants"): "assistants are not served",
+    ("", "/v1/threads"): "threads of assistants are not served",
+    ("", "/v1/evals"): "evals are not served",
+    ("", "/v1/containers"): "containers are not served",
+    ("", "/v1/engines"): "engines are not served, models are listed at /v1/models",
+}
+"""OpenAI's operations that are not here: (method, empty: any; the path's beginning) → why. They are 404, as where a
+resource is not there: clients retry what is 501."""
+
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -48,7 +71,6 @@ class Pages:
         """The routes of these pages."""
         return [
             Route("/v1/models", self.models),
-            Route("/v1/models/", self.models),
             Route("/v1/models/{model:path}", self.model),
             Route("/version", self.version),
             Route("/docs", self.docs),
@@ -137,10 +159,20 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
     """Unknown paths and methods, in the error shape of the API that the path is of."""
     assert isinstance(error, HTTPException)
     where = f"{request.method} {request.url.path}"
-    if error.status_code == 404:
-        return _error_page(request, NotFound(f"there is no {where}"), 404, "not_found", {})
-    known = InvalidRequest(f"{where}: {error.detail}")
-    return _error_page(request, known, error.status_code, "method_not_allowed", error.headers or {})
+    reason = _why_unserved(request.method, request.url.path)
+    if error.status_code == 404 or reason:
+        known = NotFound(f"there is no {where}{reason and f': {reason}'}")
+        return _error_page(request, known, 404, "not_found", {})
+    refused = InvalidRequest(f"{where}: {error.detail}")
+    return _error_page(request, refused, error.status_code, "method_not_allowed", error.headers or {})
+
+
+def _why_unserved(method: str, path: str) -> str:
+    """Why one of OpenAI's operations is not here; empty for other paths."""
+    return next(
+        (why for (of, begin), why in _UNSERVED.items() if of in ("", method) and path.startswith(begin)),
+        "",
+    )
 
 
 async def on_error(request: Request, error: Exception) -> Response:

@@ -41,6 +41,7 @@ _POSTS: Mapping[str, tuple[type[BaseModel], str]] = {
     "/v1/completions": (CompletionRequest, "Completes prompts"),
     "/v1/chat/completions": (ChatRequest, "Answers a conversation"),
     "/v1/responses": (ResponseRequest, "Answers a conversation, as OpenAI's responses"),
+    "/v1/responses/input_tokens": (ResponseRequest, "Counts the tokens of a response's input"),
     "/v1/conversations": (ConversationRequest, "Begins a conversation that responses continue"),
     "/v1/conversations/{conversation_id}": (ConversationUpdate, "Gives a conversation other metadata"),
     "/v1/conversations/{conversation_id}/items": (ItemsRequest, "Adds items to a conversation"),

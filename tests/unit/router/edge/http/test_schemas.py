@@ -222,10 +222,10 @@ def test_a_field_that_speculation_has_not_is_refused_with_those_that_it_has() ->
 
 
 def test_what_a_request_leaves_open_is_as_the_model_recommends_and_minus_one_is_any_seed() -> None:
-    recommended = GenerationDefaults(temperature=0.6, top_k=20, repetition_penalty=1.05)
+    recommended = GenerationDefaults(temperature=0.6, top_k=20, repetition_penalty=1.05, bad_sequences=((3,),))
     sampling = parse_completion(completion(top_k=5, seed=-1)).sampling_params(5, None, recommended)
     assert (sampling.temperature, sampling.top_k, sampling.repetition_penalty) == (0.6, 5, 1.05)
-    assert (sampling.top_p, sampling.seed) == (1.0, None)
+    assert (sampling.top_p, sampling.seed, sampling.bad_sequences) == (1.0, None, ((3,),))
 
 
 @pytest.mark.parametrize(
@@ -292,7 +292,7 @@ def test_what_does_not_go_with_a_beam_search_or_the_best_of_several_is_refused(
 def test_a_beam_search_reads_no_sampling_defaults_and_best_of_alone_compares_what_was_drawn(
     tokenizer: Tokenizer,
 ) -> None:
-    defaults = GenerationDefaults(temperature=0.6, top_p=0.9, top_k=20)
+    defaults = GenerationDefaults(temperature=0.6, top_p=0.9, top_k=20, bad_sequences=((3,),))
     dialect = Completions(tokenizer, "m", defaults)
     searched = dialect.parse(completion(use_beam_search=True, n=2, best_of=4, length_penalty=0, early_stopping=True))
     assert searched.sampling.beams == BeamSearch(4, 2, 0.0, "true")

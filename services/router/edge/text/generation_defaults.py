@@ -24,7 +24,6 @@ MAX_DEFAULT_SEQUENCES = MAX_BAD_SEQUENCES - 2 * MAX_BAD_WORDS
 
 NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "do_sample": (True,),
-    "max_new_tokens": (),
     "max_time": (),
     "min_length": (0,),
     "min_new_tokens": (0,),
@@ -54,7 +53,7 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
 }
 """Fields of the file that would change answers and are not served, with the values, beside null, that ask for
 nothing. `length_penalty` and `early_stopping` count with beams alone; `max_length` is the context's length in files
-that have it."""
+that have it, and `max_new_tokens` no recommendation: see `GenerationDefaults.load`."""
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,7 @@ def test_every_field_that_transformers_reads_is_served_named_or_without_effect_o
         *("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "transformers_version"),
         *("use_cache", "cache_implementation", "cache_config", "max_cache_len", "low_memory", "prefill_chunk_size"),
         *("output_attentions", "output_hidden_states", "output_scores", "output_logits", "return_dict_in_generate"),
-        *("max_length", "num_return_sequences", "length_penalty", "early_stopping"),
+        *("max_length", "max_new_tokens", "num_return_sequences", "length_penalty", "early_stopping"),
         *("renormalize_logits", "remove_invalid_values", "compile_config", "disable_compile"),
         *("use_mtp", "continuous_batching_config", "speculation_type", "is_assistant", "max_matching_ngram_size"),
     }

@@ -72,6 +72,8 @@ class MatchStream:
             raise StoreUnavailable(f"KV store {self._address} ended the stream", address=self._address) from error
         finally:
             del self._waiting[number]
+            if future.done() and not future.cancelled():
+                future.exception()  # the stream may have ended before the request was written: nobody awaits that
         if answer.HasField("error"):
             raise from_proto(answer.error)
         response: kvstore_pb2.MatchResponse = answer.response

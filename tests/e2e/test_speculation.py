@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.e2e.mixed_requests import answers as mixed_answers
 from tests.e2e.running import DEMO, Running, running
 from tests.integration.engine.heads import write_knowing, write_knowing_eagle
 
@@ -77,6 +79,31 @@ async def test_guesses_change_no_answer(tmp_path: Path, mode: str) -> None:
         assert await answers(cluster, speculation={"method": "ngram", "max": 2}) == expected
         refused = await cluster.http.post("/v1/completions", json={"prompt": "a", "speculation": {"max": 16}})
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "speculation.max")
+        await cluster.idle()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"mode": "disaggregated"},
+        {"mode": "auto", "num_prefill": 1, "num_decode": 1},
+        {"mode": "disaggregated", "decode_tp": 2},
+        {"mode": "collocated", "kv_dtype": "int8"},
+        {"mode": "collocated", "num_kv_blocks": 140},
+    ],
+    ids=["disaggregated", "auto", "decode-tp-2", "kv-int8", "preempted"],
+)
+async def test_requests_of_all_kinds_at_once_have_the_answers_that_they_have_without_guesses(
+    tmp_path: Path, shape: dict[str, Any]
+) -> None:
+    async with running(tmp_path / "off", **shape) as cluster:
+        expected = await mixed_answers(cluster)
+    async with running(tmp_path / "auto", speculation="auto", draft=str(DEMO), **shape) as cluster:
+        assert await mixed_answers(cluster) == expected
+        workers = [name for name in cluster.cluster.metrics if name.startswith(("decode", "worker"))]
+        right = [await figures(cluster, name, "tandem_engine_accepted_tokens_total") for name in workers]
+        assert sum(right) > 0
         await cluster.idle()
 
 

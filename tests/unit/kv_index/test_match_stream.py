@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
 
 import pytest
@@ -22,9 +23,12 @@ class Stream:
         self.answers: asyncio.Queue[kvstore_pb2.MatchAnswer | None] = asyncio.Queue()
         self.gate = asyncio.Event()
         self.gate.set()
+        self.has_ended = False
 
     async def write(self, call: kvstore_pb2.MatchCall) -> None:
         await self.gate.wait()
+        if self.has_ended:
+            raise asyncio.InvalidStateError("RPC already finished.")
         self.written.append(call)
 
     async def read(self) -> kvstore_pb2.MatchAnswer | None:
@@ -85,3 +89,22 @@ async def test_an_end_of_the_stream_fails_who_waits_and_who_comes_later(stream: 
         with pytest.raises(StoreUnavailable, match="h:1 ended the stream"):
             await waiting
     assert not matches.is_open
+
+
+async def test_an_end_before_the_question_is_written_is_raised_once_and_logged_by_nobody(
+    stream: Stream, matches: MatchStream, caplog: pytest.LogCaptureFixture
+) -> None:
+    stream.gate.clear()
+    asked = asyncio.create_task(matches.ask(kvstore_pb2.MatchRequest(), DEADLINE_S))
+    await asyncio.sleep(0)  # its write begins
+    stream.answers.put_nowait(None)
+    async with asyncio.timeout(DEADLINE_S):
+        while matches.is_open:
+            await asyncio.sleep(0)
+    stream.has_ended = True
+    stream.gate.set()
+    await asyncio.wait({asked})
+    assert isinstance(asked.exception(), StoreUnavailable)
+    del asked  # and with its frames the future that it did not come to await
+    gc.collect()
+    assert not caplog.records

@@ -138,7 +138,8 @@ def parse_body(cls: type[M], body: bytes) -> M:
 
 
 def explained(error: ValidationError) -> InvalidRequest:
-    """The first field at fault, with everything that its type would have allowed."""
+    """The first field at fault, with everything that its type would have allowed; where it is an object or a list, with
+    what is at fault within."""
     problems = error.errors(include_url=False, include_context=False, include_input=False)
     first = problems[0]
     if first["type"] == "json_invalid":
@@ -154,8 +155,13 @@ def explained(error: ValidationError) -> InvalidRequest:
     field = str(first["loc"][0])
     if first["type"] == "missing" and len(first["loc"]) == 1:
         return InvalidRequest(f"{field} is missing", field=field)
-    same = [problem for problem in problems if problem["loc"][0] == field]
-    reasons = dict.fromkeys(f"{_place(p['loc'])}: {p['msg'][:1].lower()}{p['msg'][1:]}" for p in same)
+    same = [(_place(p["loc"]), p["msg"]) for p in problems if p["loc"][0] == field]
+    places = {place for place, _ in same}
+    reasons = dict.fromkeys(
+        f"{place}: {reason[:1].lower()}{reason[1:]}"
+        for place, reason in same
+        if not any(other.startswith((f"{place}.", f"{place}[")) for other in places)
+    )
     return InvalidRequest("; or ".join(reasons), field=field)
 
 

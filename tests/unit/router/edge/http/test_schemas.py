@@ -248,8 +248,28 @@ def test_what_a_request_leaves_open_is_as_the_model_recommends_and_minus_one_is_
 )
 def test_a_value_out_of_bounds_is_refused_by_field(tokenizer: Tokenizer, field: str, value: object) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        Completions(tokenizer, "m").parse(completion(**{field: value}))
+        Completions(tokenizer, "m").parse(completion(**{field.partition(".")[0]: value}))
     assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("speculation", {"max": "3"}, "speculation.max: input should be a valid integer"),
+        (
+            "speculation",
+            "magic",
+            "speculation: input should be 'auto' or 'off'; or speculation: input should be an object",
+        ),
+        ("stop", ["a", 3], "stop[1]: input should be a valid string"),
+    ],
+)
+def test_what_is_wrong_within_a_value_is_said_without_the_other_types_that_it_might_have(
+    field: str, value: object, message: str
+) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        parse_completion(completion(**{field: value}))
+    assert str(caught.value) == message
 
 
 def test_text_parts_are_joined_and_names_are_kept() -> None:

@@ -66,7 +66,7 @@ class LoadedModel:
     """Name of the decoder's."""
     dtype: torch.dtype
     quantization: str
-    """As `Decoder.quantization`."""
+    """Kind that plain weights were rounded to at load; see `Decoder.quantization`."""
     weight_bytes: int
     """As `Decoder.projection_bytes`."""
     layout: BlockLayout

@@ -73,7 +73,7 @@ class LayerSizes:
 
 
 class LayerInputs(NamedTuple):
-    """What the layers of a decoder read in one step."""
+    """Inputs that all layers of a decoder share in one step."""
 
     x: Tensor  # [num_tokens, hidden_size], the embedded tokens, or what the layers before these gave
     cos: Tensor  # [num_encodings, num_tokens, rotary_dim], each as for `rotate_and_write`

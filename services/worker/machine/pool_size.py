@@ -54,7 +54,7 @@ class PoolNeed:
     """Bytes of the draft model's graphs and largest step on a GPU."""
 
     def to_json(self) -> bytes:
-        """For `parse`."""
+        """JSON that `parse` reads."""
         return json.dumps(asdict(self)).encode()
 
     @classmethod

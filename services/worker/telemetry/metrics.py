@@ -30,7 +30,7 @@ class WorkerSources:
     guesses: Callable[[], GuessCounters]
     gpus: GpuUse
     adapters: AdapterPool | None = None
-    """None: the worker takes none."""
+    """None where the worker serves no adapters."""
 
     @property
     def load(self) -> types_pb2.Load:

@@ -15,7 +15,7 @@ MAX_TILE = 2048
 
 
 def constants(activation: Activation) -> dict[str, int | float]:
-    """What kernels are compiled for."""
+    """Compile-time constants of the kernels."""
     return {"GATE": GATES.index(activation.gate), "ALPHA": activation.alpha, "LIMIT": activation.limit}
 
 

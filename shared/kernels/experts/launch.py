@@ -214,7 +214,7 @@ class GroupedExperts(PlainExperts):
 
 
 def _sizes(product: ProductConfig, depth: int) -> dict[str, int | bool]:
-    """What a product over `depth` is compiled for."""
+    """Compile-time constants of a product over `depth`."""
     return {
         "COLUMNS": product.columns,
         "DEPTH": product.depth,

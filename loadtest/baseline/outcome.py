@@ -14,7 +14,7 @@ from loadtest.baseline.picture import Bar, interval_chart
 from loadtest.baseline.windows import Calibrated
 from loadtest.rig import markdown
 from loadtest.rig.results import Result, write, write_text
-from loadtest.tables import number
+from loadtest.terminal_tables import number
 
 _FIGURES = ("load", "system", "chunks", "requests", "goodput", "attainment", "TTFT p50", "p99", "TPOT p50", "p99",
             "ITL p99")  # fmt: skip

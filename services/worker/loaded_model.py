@@ -40,7 +40,7 @@ from shared.model.families.registry import load_config
 from shared.model.ranks.block_slices import block_slices
 from shared.model.ranks.rank_decoder import RankDecoder
 from shared.model.text.texts_digest import texts_digest
-from shared.model.weights.head import missing_head
+from shared.model.weights.head_checkpoint import missing_head
 from shared.model.weights.loader import fingerprint
 
 logger = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 from torch import Tensor
 
 from shared.collectives.interface import Collectives
-from shared.kernels.activation.rules import SILU, Activation
+from shared.kernels.activation.activations import SILU, Activation
 from shared.kernels.backend import Linear
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.lora.step import Loras

@@ -16,7 +16,7 @@ from statistics import median
 from typing import Annotated
 
 from loadtest.baseline.systems import Candidate, Hardware, System, adaptive, collocated, disaggregated, make_cluster
-from loadtest.bench.long_prompt.load import Load, Pair
+from loadtest.bench.long_prompt.running_answers import Load, Pair
 from loadtest.rig.clients import started
 from loadtest.rig.command_line import Option, Out, choice, names
 from loadtest.rig.measure import turns

@@ -19,7 +19,7 @@ from shared.kernels.activation.reference import act_and_mul
 from shared.kernels.attention.reference import QUERY_TILE, paged_attention
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.experts.routing import choose_experts
-from shared.kernels.experts.rules import Routing
+from shared.kernels.experts.routing_rules import Routing
 from shared.kernels.pool_view import PoolView
 from shared.kernels.rmsnorm.reference import add_rms_norm, rms_norm
 from shared.kernels.rotary.reference import rotate, write_kv

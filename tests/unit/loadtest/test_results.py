@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from loadtest.metrics import is_good, request_metrics
 from loadtest.records import Failure, FailureCause, Reply, RequestRecord, TtftSplit
-from loadtest.results import read_requests, write_requests
+from loadtest.run_folder import read_requests, write_requests
 from loadtest.slo import Slo
 from tests.examples import examples
 

@@ -18,8 +18,8 @@ from loadtest.metrics import (
     request_metrics,
 )
 from loadtest.records import FailureCause, RequestRecord, TtftSplit
-from loadtest.results import prepare_folder
 from loadtest.rig.results import write_json
+from loadtest.run_folder import prepare_folder
 from loadtest.slo import Slo
 from loadtest.summary import summarize
 from shared.errors import ConfigError

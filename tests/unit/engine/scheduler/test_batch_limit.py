@@ -7,7 +7,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from shared.engine.plan import SampledToken, StepResult, step_work
-from shared.engine.scheduler.blocks import SMALL_BATCH, BatchLimit
+from shared.engine.scheduler.block_admission import SMALL_BATCH, BatchLimit
 from shared.engine.scheduler.scheduler import Scheduler, SchedulerConfig
 from shared.engine.sequence import Goal
 from shared.errors import Overloaded

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from shared.engine.scheduler.blocks import OutputLengths
+from shared.engine.scheduler.block_admission import OutputLengths
 from shared.engine.scheduler.pacing import (
     AIM,
     BORROWED,

@@ -12,11 +12,11 @@ from loadtest.commands import EXIT_INTERRUPTED, EXIT_OK, measure, measure_into, 
 from loadtest.config import LoadConfig
 from loadtest.options import RunOptions
 from loadtest.rate_search import Point, SearchSpace
-from loadtest.results import REPORT, prepare_folder
 from loadtest.rig.command_line import Command, Option, run_one_of
 from loadtest.run import RunResult, plan_run
+from loadtest.run_folder import REPORT, prepare_folder
 from loadtest.sweep import Sweep, config_at, run_sweep
-from loadtest.tables import point_text, run_text, sweep_text
+from loadtest.terminal_tables import point_text, run_text, sweep_text
 from shared.errors import ConfigError
 
 EXIT_DOUBTFUL = 1

@@ -17,9 +17,9 @@ from loadtest.clients.target import parse_target
 from loadtest.config import LoadConfig
 from loadtest.driver.collector import Collector
 from loadtest.report import render_run, render_sweep
-from loadtest.results import REPORT, REQUESTS, SUMMARY, SWEEP, prepare_folder, write_requests
 from loadtest.rig.results import write_json, write_text
 from loadtest.run import Plan, RunResult, execute, plan_run
+from loadtest.run_folder import REPORT, REQUESTS, SUMMARY, SWEEP, prepare_folder, write_requests
 from loadtest.summary import summarize
 from loadtest.sweep import Sweep
 

@@ -11,7 +11,7 @@ import numpy as np
 from loadtest.chart import Axis, line_chart, round_up
 from loadtest.metrics import request_metrics
 from loadtest.records import RequestRecord
-from loadtest.tables import LATENCIES, STATISTICS, number, run_facts, slo_text
+from loadtest.terminal_tables import LATENCIES, STATISTICS, number, run_facts, slo_text
 
 STYLE = """
 :root { color-scheme: light dark; --dim: #6b7686; --rule: #8884;

@@ -16,7 +16,7 @@ from tandem.connection import CHANNEL_OPTIONS, ChannelOptions, ClientTls, key_me
 from tandem.conversation import Conversation
 from tandem.failures import RouterLost, typed
 from tandem.options import Options, Prompt, metadata_of, requests_of
-from tandem.targets import Targets
+from tandem.router_choice import Targets
 
 ChannelT = TypeVar("ChannelT")
 

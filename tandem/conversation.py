@@ -13,7 +13,7 @@ from shared.errors import DeadlineExceeded, Draining, Overloaded, QuotaExceeded,
 from shared.rpc.pb.tandem.v1 import inference_pb2
 from tandem.answer import Answer, Delta
 from tandem.failures import RouterLost, no_router
-from tandem.targets import Targets, pause_s
+from tandem.router_choice import Targets, pause_s
 
 
 class Call(NamedTuple):

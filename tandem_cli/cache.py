@@ -18,11 +18,11 @@ from shared.rpc.pb.tandem.v1 import cache_pb2, cache_pb2_grpc
 from shared.sizes import size
 from tandem import AsyncTandemClient
 from tandem_cli.cache_view import show
+from tandem_cli.console import console_of
 from tandem_cli.dataclass_options import spread
 from tandem_cli.failures import EXIT_FAILED
 from tandem_cli.generate import parse_token_ids
 from tandem_cli.options import LOCAL, Connection
-from tandem_cli.tables import console_of
 
 _PIPED_WIDTH = 240
 _NAME_LEN = 32

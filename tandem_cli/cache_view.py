@@ -9,7 +9,7 @@ from rich.table import Table
 
 from shared.rpc.pb.tandem.v1 import cache_pb2, kvstore_pb2
 from shared.sizes import size
-from tandem_cli.tables import share, table_of
+from tandem_cli.console import share, table_of
 
 _TIERS = {kvstore_pb2.TIER_DEVICE: "pool", kvstore_pb2.TIER_HOST: "host", kvstore_pb2.TIER_DISK: "disk"}
 

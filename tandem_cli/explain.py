@@ -12,8 +12,8 @@ from rich.table import Table
 
 from shared.rpc.pb.tandem.v1 import inference_pb2
 from tandem import AsyncTandemClient, NotFound
+from tandem_cli.console import console_of, table_of
 from tandem_cli.options import LOCAL, Connection
-from tandem_cli.tables import console_of, table_of
 
 _PIPED_WIDTH = 200
 _ID_PREFIXES = ("chatcmpl-", "cmpl-", "resp_", "msg_")

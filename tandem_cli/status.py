@@ -13,8 +13,8 @@ from shared.rpc.convert import role_from_proto, worker_roles
 from shared.rpc.pb.tandem.v1 import inference_pb2
 from shared.sizes import size
 from tandem import AsyncTandemClient
+from tandem_cli.console import console_of, share, table_of
 from tandem_cli.options import LOCAL, Connection
-from tandem_cli.tables import console_of, share, table_of
 
 _PIPED_WIDTH = 200
 """Width without a terminal, in columns: nothing is cut."""

@@ -23,9 +23,9 @@ from shared.errors import TandemError
 from shared.rpc.convert import worker_roles
 from shared.rpc.pb.tandem.v1 import inference_pb2, types_pb2
 from tandem import AsyncTandemClient
+from tandem_cli.console import console_of, table_of
 from tandem_cli.options import LOCAL, Connection
 from tandem_cli.status import adapters, preference, split_line
-from tandem_cli.tables import console_of, table_of
 
 _PIPED_WIDTH = 120
 _QUIT = ("q", "Q", "\x1b", "\x03")

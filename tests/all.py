@@ -22,6 +22,8 @@ from typing import Any
 
 import pytest
 
+from tests.examples import ALL
+
 ROOT = Path(__file__).parents[1]
 STATE = ROOT / "out" / "test-all.json"
 MOST_PROCESSES = 8
@@ -154,7 +156,7 @@ def run(part: Part, num_processes: int, passed: Path, arguments: Sequence[str]) 
     none_is_well = bool(arguments) or passed.exists()
     passed.parent.mkdir(parents=True, exist_ok=True)
     command = part.command(num_processes, passed, arguments)
-    status = subprocess.run(command, cwd=ROOT, env={**os.environ, **part.environment}, check=False).returncode
+    status = subprocess.run(command, cwd=ROOT, env={**os.environ, **ALL, **part.environment}, check=False).returncode
     if none_is_well and status == NO_TESTS:
         status = 0
     return Ended(part.name, status, round((time.monotonic() - begun) / 60, 1))

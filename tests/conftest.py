@@ -14,6 +14,7 @@ from hypothesis import settings
 
 from shared.garbage import uncollected
 from shared.kernels.cpu import build, isa
+from tests.examples import examples
 from tests.order import begun_in_order
 
 # Test processes share the cores out (`make test`); torch in each would take them all and wait for its own threads.
@@ -22,9 +23,9 @@ if "PYTEST_XDIST_WORKER_COUNT" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, _cores)))
 
 # How long an example takes says more about the machine's other work than about the code; pytest's timeout is the limit.
-settings.register_profile("tandem", deadline=None)
+settings.register_profile("tandem", examples(100), deadline=None)
 # A build server judges the change, not the luck of a draw; everywhere else each run draws new examples.
-settings.register_profile("ci", deadline=None, derandomize=True)
+settings.register_profile("ci", examples(100), deadline=None, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "tandem")
 
 # `TANDEM_CPU_ISA=avx2 make test` is a test on a processor that has no more: workers read it as their setting, and what

@@ -26,20 +26,17 @@ BENCHMARKS = {
     "staging": _benchmark("engine.staging", "Blocks between a GPU's pool and host memory."),
     "kernels": _benchmark("kernels.measure", "Triton kernels on a GPU, with its limits."),
     "peers": _benchmark("peers.measure", "The engine and its peers on the same weights, in turns."),
-    "eval": _benchmark("quality", "Perplexity of a model in fewer bits, and its distance from the plain one."),
+    "eval": _benchmark("quality.measure", "Perplexity of a model in fewer bits, and its distance from the plain one."),
     "quant": _benchmark("peers.quant", "Weights in fewer bits beside plain ones and beside peers, in turns."),
     "speculation": _benchmark("speculation.measure", "Answers with guesses beside the same answers without."),
     "speculation-peers": _benchmark("speculation.peers", "What guesses gain here and in peers, in turns."),
-    "index": _benchmark("index", "Match, publish and memory of the block index by its size."),
+    "index": _benchmark("index.measure", "Match, publish and memory of the block index by its size."),
     "prefix": _benchmark("prefix.measure", "Prefix hits of a fleet beside one ideal cache, and TTFT with the store."),
     "agents": _benchmark("prefix.agents", "What agents find again of their conversations, beside a clairvoyant pool."),
     "router": _benchmark("router.measure", "Latency that a router adds to a request, and its token throughput."),
     "overload": _benchmark("router.overload", "A router at three times its workers' capacity."),
-    "batch-beside": _benchmark("batch_beside", "Interactive requests beside a batch, and what it gets of the rest."),
-    "adapters": _benchmark("adapter_fleet", "Many adapters over few slots of a fleet, and the same with all resident."),
-    "weights": _benchmark("weight_start", "How a worker starts with weights from a peer, a disk, and by HTTP."),
     "parallel": _benchmark("parallel.measure", "Sums over ranks beside gloo, and steps of a group beside one process."),
-    "long-prompt": _benchmark("long_prompt", "Effect of long prompts on running answers."),
+    "long-prompt": _benchmark("long_prompt.measure", "Effect of long prompts on running answers."),
 }
 
 

@@ -18,7 +18,7 @@ from typing import Annotated, Any
 
 import torch
 
-from loadtest.rig.cluster import Extras, local_cluster
+from loadtest.rig.cluster import Extras, local_cluster, print_logs
 from loadtest.rig.command_line import Option, Out
 from loadtest.rig.results import Report, Result
 from services.local.cluster import LocalCluster
@@ -26,8 +26,6 @@ from services.local.spec import DEMO_MODEL
 
 PROMPT = "Once upon a time there was a small kitchen where " * 12
 NUM_TOKENS = 48
-_MOST_OF_A_LOG = 4000
-"""Characters of each log that are printed where there is no answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +65,6 @@ async def answer(device: str, way: Way, model: Path, scratch: Path) -> tuple[str
     except Exception:
         print_logs(made)
         raise
-
-
-def print_logs(cluster: LocalCluster) -> None:
-    """The ends of its processes' logs, which go with the cluster's folder."""
-    for log in sorted(cluster.spec.log_dir.glob("*.log")):
-        print(f"== {log.name}", log.read_text(errors="replace")[-_MOST_OF_A_LOG:], sep="\n", flush=True)
 
 
 def _complete(address: str) -> str:

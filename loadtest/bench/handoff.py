@@ -10,8 +10,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
@@ -19,13 +18,12 @@ from typing import Annotated
 
 import torch
 
-from loadtest.bench.cluster_smoke import DIRECT, IN_MEMORY, STAGED, print_logs
+from loadtest.bench.cluster_smoke import DIRECT, IN_MEMORY, STAGED
 from loadtest.bench.cluster_smoke import ways as ways_of
 from loadtest.bench.kernels.limits import cuda_device
 from loadtest.clients.base import Call, Client
-from loadtest.clients.connect import make_client
-from loadtest.clients.target import parse_target
 from loadtest.records import Reply
+from loadtest.rig.clients import started
 from loadtest.rig.command_line import Option, Out, choice, names
 from loadtest.rig.models import DEMO, ON_GPU, write_model
 from loadtest.rig.results import Report, Result
@@ -94,29 +92,6 @@ def cluster_of(name: str, device: str, model: Path, scratch: Path, share: float,
     if name == COLLOCATED:
         spec |= {"mode": "collocated", "num_prefill": 0}
     return way.cluster(device, model, scratch / name, **spec)
-
-
-@asynccontextmanager
-async def started(clusters: Sequence[LocalCluster]) -> AsyncIterator[list[Client]]:
-    """A client of each, once all serve; prints their logs where that or what comes then fails."""
-    try:
-        async with AsyncExitStack() as stack:
-            async with asyncio.TaskGroup() as starting:
-                for cluster in clusters:
-                    starting.create_task(stack.enter_async_context(cluster))
-            clients = []
-            for cluster in clusters:
-                client = make_client(parse_target(f"grpc://{cluster.grpc}"))
-                await client.start()
-                stack.push_async_callback(client.close)
-                clients.append(client)
-            yield clients
-    except Exception as error:
-        for cluster in clusters:
-            print_logs(cluster)
-        if isinstance(error, ExceptionGroup):
-            raise error.exceptions[0] from error
-        raise
 
 
 def results(name: str, figures: Figures, beside: Figures | None) -> list[Result]:

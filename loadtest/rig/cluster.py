@@ -14,6 +14,8 @@ from services.local.spec import ClusterSpec
 from shared.identity import WorkerRole
 
 _FREE = "127.0.0.1:0"
+_MOST_OF_A_LOG = 4000
+"""Characters of each log that are printed where there is no answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,12 @@ def local_cluster(extras: Extras, places: Places | None = None, **spec: Any) -> 
     """A cluster on free ports that has not been started; `spec` are fields of ClusterSpec. Raises what that raises."""
     made = ClusterSpec(http=_FREE, grpc=_FREE, **spec)
     return LocalCluster(made, commands=_Commands(made, extras), places=places)
+
+
+def print_logs(cluster: LocalCluster) -> None:
+    """The ends of its processes' logs, which go with the cluster's folder."""
+    for log in sorted(cluster.spec.log_dir.glob("*.log")):
+        print(f"== {log.name}", log.read_text(errors="replace")[-_MOST_OF_A_LOG:], sep="\n", flush=True)
 
 
 class _Commands(TandemCommands):

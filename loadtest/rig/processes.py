@@ -7,9 +7,11 @@ import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from shared.child_process import ChildProcess
 from shared.errors import Internal
@@ -59,3 +61,22 @@ async def pinned(process: ChildProcess, cores: Collection[int]) -> AsyncIterator
     finally:
         process.kill()
         await process.stop(END_S)
+
+
+def pin_all_but(workers: Collection[int]) -> None:
+    """Pins this process and its descendants to the first core, except these workers and their descendants.
+
+    Otherwise the router and the client would run on any free core: next to an idle prefill worker on its core, next to
+    a busy one also on the decode worker's. The figure would then describe the machine, not the system.
+    """
+    core = sorted(os.sched_getaffinity(0))[:1]
+    kept = set(workers)
+    for worker in workers:
+        with suppress(psutil.NoSuchProcess):
+            kept |= {child.pid for child in psutil.Process(worker).children(recursive=True)}
+    me = psutil.Process()
+    for pid in {me.pid, *(child.pid for child in me.children(recursive=True))} - kept:
+        with suppress(FileNotFoundError):
+            for thread in Path(f"/proc/{pid}/task").iterdir():
+                with suppress(ProcessLookupError):  # it has ended
+                    os.sched_setaffinity(int(thread.name), core)

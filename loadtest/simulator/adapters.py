@@ -19,7 +19,7 @@ class _Lease:
 
 
 class SimAdapters:
-    """What `services/worker/adapters/pool.py` does: a load begins with its request, and waits its turn and for room."""
+    """`AdapterPool` of a worker in virtual time: a load begins with its request, and waits its turn and for room."""
 
     def __init__(self, world: World, spec: WorkerSpec, changed: Callable[[], None]) -> None:
         """`changed`: some adapter has become ready or left."""

@@ -12,11 +12,11 @@ from typing import Annotated, NamedTuple
 import numpy as np
 
 from loadtest.metrics import is_good, request_metrics
-from loadtest.results import REQUESTS, read_requests
 from loadtest.rig.command_line import Option, Out, choice
 from loadtest.rig.command_line import run as run_command
 from loadtest.rig.markdown import table
 from loadtest.rig.results import Result, write
+from loadtest.run_folder import REQUESTS, read_requests
 from loadtest.simulator.fleet import WorkerSpec
 from loadtest.simulator.outcome import Targets
 from loadtest.simulator.simulation import AUTO, COLLOCATED, STATIC, Group, Setup, play, two_pools

@@ -16,8 +16,8 @@ from services.kvstore.index.block_index import BlockIndex, ResyncNeeded
 from services.kvstore.index.redis_index import RedisIndex
 from services.kvstore.index.sweeper import Sweeper
 from services.kvstore.metrics import METRICS, NODE_METRICS, KVStoreSources
-from services.kvstore.records import SERVICE_NAME as RECORD_SERVICE_NAME
-from services.kvstore.records import RecordServicer, RedisRecords
+from services.kvstore.record_service import SERVICE_NAME as RECORD_SERVICE_NAME
+from services.kvstore.record_service import RecordServicer, RedisRecords
 from services.kvstore.resp.counted import CountedRedis
 from services.kvstore.resp.open import redis_client
 from services.kvstore.servicer import SERVICE_NAME, CountedIndex, KVStoreServicer

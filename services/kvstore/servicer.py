@@ -215,7 +215,7 @@ class KVStoreServicer(kvstore_pb2_grpc.KVStoreServiceServicer):
     async def MatchStream(  # type: ignore[override]  # noqa: N802 - the stubs do not know servicers that write by hand
         self, _calls: AsyncIterator[kvstore_pb2.MatchCall], context: Context
     ) -> None:
-        """Many matches over one stream."""
+        """Answers a client's matches, in their order, on one stream."""
         await self._streams.serve(context)
 
     async def drain(self, deadline_s: float) -> None:

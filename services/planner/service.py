@@ -71,7 +71,7 @@ class PlannerService:
 
     @property
     def leads(self) -> bool:
-        """Whether it may act now."""
+        """Whether this planner holds the Lease and may change pools."""
         return self._leadership is not None and self._leadership.held
 
     async def start(self) -> None:

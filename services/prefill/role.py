@@ -25,7 +25,7 @@ from shared.kv.handoff.wire import Wire
 from shared.kv.pool import OutgoingBlock
 from shared.kv.seal import Purpose
 from shared.kv.transfer import TICKET_BITS
-from shared.kv.ucx.address import PeerAddress
+from shared.kv.ucx.peer_address import PeerAddress
 from shared.rpc.errors import to_proto
 from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2
 from shared.telemetry.logs import failure_level

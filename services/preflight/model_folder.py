@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 from services.preflight.finding import Finding, fail, ok, warn
 from shared.errors import ConfigError, InvalidRequest, ModelLoadError
 from shared.kv.layout import BYTES_PER_ELEMENT, BlockLayout
-from shared.model.adapters.targets import values_of_rank
+from shared.model.adapters.target_modules import values_of_rank
 from shared.model.config.folder import check_folder
 from shared.model.config.model_config import ModelConfig
 from shared.model.families.eagle3 import read_eagle
 from shared.model.families.registry import load_config
 from shared.sizes import size
-from shared.sizing.adapters import largest_class
+from shared.sizing.adapter_memory import largest_class
 
 if TYPE_CHECKING:
     from shared.model.weights.plan import Quantization, WeightPlan
@@ -166,7 +166,7 @@ def _plan(need: EngineNeed, config: ModelConfig) -> WeightPlan:
 def _head_elements(need: EngineNeed, config: ModelConfig) -> int:
     """Elements of a head that has a folder of its own; 0 without one. Raises ModelLoadError for one whose tensors do
     not fit."""
-    from shared.model.weights.head import head_elements
+    from shared.model.weights.head_checkpoint import head_elements
 
     return 0 if need.head_folder is None else head_elements(need.head_folder, config)
 
@@ -179,7 +179,7 @@ def _config(need: EngineNeed) -> ModelConfig:
 
 
 def _no_head(folder: Path, config: ModelConfig) -> str:
-    from shared.model.weights.head import missing_head
+    from shared.model.weights.head_checkpoint import missing_head
 
     return missing_head(folder, config)
 

@@ -84,7 +84,7 @@ class _Watched:
         return self._inner.forward(x)
 
     def inputs(self) -> Inputs:
-        """What has been read since the start."""
+        """Mean, largest and sampled rows of all inputs read since the start."""
         return Inputs((self._sum / self._num_rows).float(), self._largest, torch.cat(self._rows))
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 
 from services.quantize.calibration import layer_inputs
+from services.quantize.checkpoint_writer import OnProgress, Task, copy_others, module_of, raw_names, write_weights
 from services.quantize.compressed import KINDS, Scheme, quantization_config
-from services.quantize.files import OnProgress, Task, copy_others, module_of, raw_names, write_weights
 from services.quantize.pairs import pairs_of
 from services.quantize.rescaling import Model, Rescaling, activation_aware, rescale, smoothing
 from shared.errors import ConfigError

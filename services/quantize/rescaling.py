@@ -80,7 +80,7 @@ def _error(reader: _Reader, factors: Tensor, x: Tensor) -> float:
 
 @dataclass(frozen=True)
 class Model:
-    """What rescaling reads of a checkpoint."""
+    """Tensors of a checkpoint, and how they are stored, as rescaling needs them."""
 
     weight: Callable[[str], Tensor]
     """A tensor in fp32, by its name."""

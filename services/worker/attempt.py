@@ -6,7 +6,7 @@ import logging
 import time
 from dataclasses import dataclass, field
 
-from services.worker.adapters.pool import AdapterLease
+from services.worker.adapters.adapter_pool import AdapterLease
 from services.worker.blocks.prefix_fetch.fetch import Fetch
 from services.worker.session import Session
 from shared.engine.messages import FirstScheduled, NewToken

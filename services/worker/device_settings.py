@@ -80,7 +80,7 @@ class DeviceSettings(SettingGroup):
 
     @property
     def may_draft(self) -> bool:
-        """Whether its device lets it ask a draft model."""
+        """Whether a draft model can run on the worker's device."""
         return self.step_times is None
 
     def may_guess(self, *, has_states: bool) -> bool:

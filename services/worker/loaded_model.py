@@ -40,7 +40,7 @@ from shared.model.families.registry import load_config
 from shared.model.ranks.block_slices import block_slices
 from shared.model.ranks.rank_decoder import RankDecoder
 from shared.model.text.texts_digest import texts_digest
-from shared.model.weights.head import missing_head
+from shared.model.weights.head_checkpoint import missing_head
 from shared.model.weights.loader import fingerprint
 
 logger = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class LoadedModel:
     """Name of the decoder's."""
     dtype: torch.dtype
     quantization: str
-    """As `Decoder.quantization`."""
+    """Kind that plain weights were rounded to at load; see `Decoder.quantization`."""
     weight_bytes: int
     """As `Decoder.projection_bytes`."""
     layout: BlockLayout

@@ -44,7 +44,7 @@ LATE_S = 1.0
 """A heartbeat that much late is logged: it says whether a worker that was given up had stood still itself."""
 logger = logging.getLogger(__name__)
 HELLO_TIMEOUT_S = 10.0
-"""For a stream's first command."""
+"""Longest wait for the first command of a session's stream."""
 LAST_WRITE_TIMEOUT_S = 2.0
 """For the message that is on its way out when a session ends."""
 STREAM_OVER = (grpc.aio.BaseError,)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
-from services.worker.adapters.pool import AdapterLease, AdapterPool
+from services.worker.adapters.adapter_pool import AdapterLease, AdapterPool
 from services.worker.adapters.router_adapters import RouterAdapters
 from services.worker.attempt import AttemptTrace, WorkerRequest, attempt_log, begin_trace, is_of
 from services.worker.blocks.connector import KVConnector
@@ -17,7 +17,7 @@ from services.worker.host import EngineHost
 from services.worker.role import Role
 from services.worker.sequences import sequence_of, session_of
 from services.worker.session import Session
-from services.worker.telemetry.load import LoadReporter, ShipmentCounters
+from services.worker.telemetry.load_report import LoadReporter, ShipmentCounters
 from services.worker.weights.change import WeightChanges
 from shared.engine.messages import (
     AddSequence,

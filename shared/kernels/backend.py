@@ -13,11 +13,11 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from shared.kernels.activation.rules import SILU, Activation
+from shared.kernels.activation.activations import SILU, Activation
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.block_ops import BlockOps
 from shared.kernels.delta_layer import DeltaLayer
-from shared.kernels.experts.rules import Routing
+from shared.kernels.experts.routing_rules import Routing
 from shared.kernels.lora.step import ExpertLoras, ExpertParts, LoraOps, StepExpertLoras
 from shared.kernels.pool_view import PoolView
 from shared.kernels.quantized import QuantizedWeight, Weight

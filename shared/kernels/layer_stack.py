@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 from torch import Tensor
 
 from shared.collectives.interface import Collectives
-from shared.kernels.activation.rules import SILU, Activation
+from shared.kernels.activation.activations import SILU, Activation
 from shared.kernels.backend import Linear
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.lora.step import Loras
@@ -73,7 +73,7 @@ class LayerSizes:
 
 
 class LayerInputs(NamedTuple):
-    """What the layers of a decoder read in one step."""
+    """Inputs that all layers of a decoder share in one step."""
 
     x: Tensor  # [num_tokens, hidden_size], the embedded tokens, or what the layers before these gave
     cos: Tensor  # [num_encodings, num_tokens, rotary_dim], each as for `rotate_and_write`

@@ -32,7 +32,7 @@ from shared.model.layers.pieces import DecoderPieces
 from shared.model.layers.rope import Rotary
 from shared.model.layers.scales import scaled_embedding, scaled_logits
 from shared.model.weights.checkpoint import Checkpoint
-from shared.model.weights.head import check_head, read_head
+from shared.model.weights.head_checkpoint import check_head, read_head
 from shared.model.weights.loader import OnProgress, ask_for_huge_pages, fill_weights
 from shared.model.weights.plan import AS_STORED, Quantization, WeightPlan
 

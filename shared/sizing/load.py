@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 from shared.errors import ConfigError
-from shared.sizing.adapters import adapter_bytes
+from shared.sizing.adapter_memory import adapter_bytes
 from shared.sizing.devices import H200, GpuShape
 from shared.sizing.roofline import step_times
 from shared.sizing.shapes import BYTES_PER_VALUE, ModelShape

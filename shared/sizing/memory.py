@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from shared.errors import ConfigError
-from shared.sizing.adapters import share_of_rank
+from shared.sizing.adapter_memory import share_of_rank
 from shared.sizing.devices import GpuShape
 from shared.sizing.load import Hardware
 from shared.sizing.shapes import BYTES_PER_VALUE, ModelShape

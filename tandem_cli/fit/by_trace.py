@@ -18,9 +18,9 @@ from rich.table import Table
 
 from shared.errors import ConfigError
 from shared.sizing.break_even import HOURS_OF_A_MONTH, paying_tokens
+from tandem_cli.console import table_of
 from tandem_cli.fit.measured_cluster import measured_cluster
 from tandem_cli.fit.options import LoadOptions, PriceOptions
-from tandem_cli.tables import table_of
 
 if TYPE_CHECKING:
     from loadtest.simulator.outcome import Targets

@@ -17,12 +17,12 @@ from shared.sizing.devices import gpu_of
 from shared.sizing.fit import fit as size_load
 from shared.sizing.load import Hardware, Load
 from shared.sizing.shapes import NAMED_MODELS, SPARSE_MODELS, ModelShape
+from tandem_cli.console import console_of
 from tandem_cli.fit.by_trace import TraceOptions, show_trace
 from tandem_cli.fit.options import HardwareOptions, LoadOptions, PriceOptions
 from tandem_cli.fit.shape import shape_of, uri_of
 from tandem_cli.fit.values import not_yet, values_yaml, write_values
 from tandem_cli.fit.view import WORKERS_OF_TODAY, as_dict, degrees_as_dict, degrees_table, memory_table, show
-from tandem_cli.tables import console_of
 
 _PIPED_WIDTH = 120
 

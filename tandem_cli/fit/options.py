@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from shared.errors import ConfigError
-from shared.sizing.adapters import RANK_CLASSES
+from shared.sizing.adapter_memory import RANK_CLASSES
 from shared.sizing.devices import GPUS, device_name, gpu_of
 from shared.sizing.load import Hardware, Load
 from shared.sizing.measured_steps import measured

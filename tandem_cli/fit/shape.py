@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from shared.errors import ConfigError
-from shared.model.adapters.targets import values_of_rank
+from shared.model.adapters.target_modules import values_of_rank
 from shared.model.config.model_config import ModelConfig
 from shared.model.families.registry import load_config
 from shared.sizing.shapes import NAMED_MODELS, SPARSE_MODELS, ExpertShape, LatentShape, ModelShape, StateShape, decoder

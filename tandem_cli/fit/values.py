@@ -9,7 +9,7 @@ import yaml
 
 from shared.errors import ConfigError
 from shared.model.ranks.shard import MAX_DEGREE
-from shared.sizing.adapters import rank_class
+from shared.sizing.adapter_memory import rank_class
 from shared.sizing.fit import Fit
 from shared.sizing.load import PoolFit
 from shared.sizing.shapes import KV_CODES

@@ -14,7 +14,7 @@ from shared.sizing.fit import Cost, Fit
 from shared.sizing.load import PoolFit
 from shared.sizing.memory import GB, gpus_by_memory
 from shared.sizing.shapes import BYTES_PER_VALUE, KEPT_STATES, NAMED_MODELS
-from tandem_cli.tables import table_of
+from tandem_cli.console import table_of
 
 GIB = 1 << 30
 PUBLISHED_LOADS = ((8000, 32), (128_000, 256))

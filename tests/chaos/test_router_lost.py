@@ -16,7 +16,7 @@ import pytest_asyncio
 
 from shared.errors import RequestRunning, TakenOver
 from tandem import Answer, AsyncAnswerStream, AsyncTandemClient, TandemClient
-from tandem.targets import Targets
+from tandem.router_choice import Targets
 from tests.e2e.running import Running, running
 from tests.e2e.stage import prompt
 from tests.waiting import DEADLINE_S, until

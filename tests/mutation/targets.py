@@ -77,7 +77,7 @@ TARGETS = (
         "adapters",
         (
             "services/worker/adapters",
-            "services/router/workers/adapters.py",
+            "services/router/workers/adapter_names.py",
             "services/router/placement/adapter_sets.py",
         ),
         (

@@ -46,7 +46,7 @@ class EngineProcess:
         """`python` is the interpreter of the engine's venv; its log is `scratch`/`name`.log, with the form of its
         weights where that is not plain, and how it guesses, as in its name. The others as in `Settings`."""
         command = [
-            str(python), "-m", "loadtest.bench.peers.worker", name, str(folder), str(scratch), str(num_threads),
+            str(python), "-m", "loadtest.bench.peers.engine_process", name, str(folder), str(scratch), str(num_threads),
             cpu_isa, form, guesses_by, str(draft or ""),
         ]  # fmt: skip
         self.name = name = " ".join(filter(None, (named(name, form), guesses_by)))

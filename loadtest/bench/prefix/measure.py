@@ -21,8 +21,8 @@ from statistics import median
 from typing import Annotated
 
 import loadtest
-from loadtest.bench.prefix.fleet import Client, Outcome, Setup, make_cluster, write_tiny_model
 from loadtest.bench.prefix.ideal import Prompt, ideal_hit_tokens, make_prompt, read_prompts
+from loadtest.bench.prefix.real_clusters import Client, Outcome, Setup, make_cluster, write_tiny_model
 from loadtest.rig.command_line import Option, Out, integers, names
 from loadtest.rig.models import DEMO
 from loadtest.rig.results import Report, Result, machine

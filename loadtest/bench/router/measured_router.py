@@ -76,7 +76,7 @@ class MeasuredRouter:
             "prefill": half, "decode": num_workers - half, "tokens-per-s": tokens_per_s, "sequences": num_sequences,
             "stamps": self._stamps,
         }  # fmt: skip
-        self._fleet = module_process("fleet", "loadtest.bench.router.fleet", scratch, flags)
+        self._fleet = module_process("fleet", "loadtest.bench.router.scripted_workers", scratch, flags)
 
     async def __aenter__(self) -> MeasuredRouter:
         """Starts both; returns when all sessions with workers are open."""

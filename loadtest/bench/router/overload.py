@@ -20,8 +20,8 @@ from typing import Annotated, Any
 import psutil
 import uvloop
 
-from loadtest.bench.router.fleet import DecodeWorker, PrefillWorker, Script, addresses
 from loadtest.bench.router.measured_router import ROUTER, router_process
+from loadtest.bench.router.scripted_workers import DecodeWorker, PrefillWorker, Script, addresses
 from loadtest.clients.base import Call, RequestFailed
 from loadtest.clients.grpc_client import GrpcClient
 from loadtest.clients.target import parse_target

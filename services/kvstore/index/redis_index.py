@@ -43,7 +43,7 @@ from services.kvstore.index.scripts import (
     TABLE_KEYS,
     UNKNOWN,
 )
-from services.kvstore.records import count_command
+from services.kvstore.record_service import count_command
 from services.kvstore.resp.client import RedisClient, info_fields, replies_of
 from services.kvstore.resp.command import NUM_SLOTS, Command, LuaScript, slot_of
 from services.kvstore.resp.redis_node import RedisConnection

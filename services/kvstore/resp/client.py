@@ -7,9 +7,9 @@ from typing import Any, Protocol
 
 import hiredis
 
-from services.kvstore.resp.address import RedisAddress
 from services.kvstore.resp.command import Command
 from services.kvstore.resp.redis_node import RedisConnection, RedisNode
+from services.kvstore.resp.redis_url import RedisAddress
 from shared.errors import ConfigError, StoreUnavailable
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import hiredis
 
-from services.kvstore.resp.address import Endpoint, RedisAddress
 from services.kvstore.resp.client import check_server, not_covered, replies_of
 from services.kvstore.resp.command import NUM_SLOTS, Command
 from services.kvstore.resp.redis_node import RedisConnection, RedisNode
+from services.kvstore.resp.redis_url import Endpoint, RedisAddress
 from shared.errors import ConfigError, StoreUnavailable
 
 MAX_REDIRECTIONS = 4

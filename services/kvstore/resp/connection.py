@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import hiredis
 
-from services.kvstore.resp.address import Endpoint, Login
 from services.kvstore.resp.command import pack
+from services.kvstore.resp.redis_url import Endpoint, Login
 
 _INCOMPLETE = object()
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from services.kvstore.resp.address import RedisAddress
 from services.kvstore.resp.client import RedisClient, SingleRedis
 from services.kvstore.resp.cluster import ClusterRedis
+from services.kvstore.resp.redis_url import RedisAddress
 
 
 def redis_client(url: str, timeout_s: float, *, cluster: bool = False, password: str = "") -> RedisClient:

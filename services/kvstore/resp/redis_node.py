@@ -11,9 +11,9 @@ from typing import Any
 
 import hiredis
 
-from services.kvstore.resp.address import Endpoint, Login
 from services.kvstore.resp.command import Command
 from services.kvstore.resp.connection import LoginRefused, RespConnection, connect
+from services.kvstore.resp.redis_url import Endpoint, Login
 from shared.errors import ConfigError, StoreUnavailable
 
 _REFUSALS = ("NOAUTH", "WRONGPASS", "NOPERM")

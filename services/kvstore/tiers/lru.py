@@ -259,7 +259,7 @@ class BlockLru:
                 self._demote(block_hash, Rank.LOW)
 
     def _demote(self, block_hash: bytes, rank: Rank) -> None:
-        """Retained no more, until its next use."""
+        """Moves a block from the retained ones to a lower rank, until its next use."""
         self._take_out(block_hash)
         self._push(block_hash, rank)
 
@@ -343,7 +343,7 @@ class PinSet:
         return self.used_bytes + new_bytes <= self.budget_bytes and (not quota or sum(own_hashes.values()) <= quota)
 
     def add(self, name: str, block_hashes: Sequence[bytes], num_bytes: int, tenant: str) -> None:
-        """Another pin; its name must be free."""
+        """Pins blocks under a name that no other pin has."""
         assert name not in self._named, name
         unique = tuple(dict.fromkeys(block_hashes))
         self._named[name] = _Named(unique, num_bytes, tenant)

@@ -48,7 +48,7 @@ class EvictionOrder:
         return iter(self._ranks[rank])
 
     def rank_of(self, block_hash: bytes) -> Rank | None:
-        """None for one that is not here."""
+        """The block's rank; None for a block that is not in this order."""
         return next((rank for rank in Rank if block_hash in self._ranks[rank]), None)
 
     def push(self, block_hash: bytes, rank: Rank) -> None:

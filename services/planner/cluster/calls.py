@@ -50,7 +50,7 @@ class ClusterCalls:
         return [pod for item in answer["items"] if (pod := pod_of(item)) is not None]
 
     async def replicas(self, pool: str) -> int:
-        """What the pool's Deployment is asked for."""
+        """Number of replicas in the spec of the pool's Deployment."""
         answer = await self._call("GET", self._scale(pool))
         return int(answer["spec"].get("replicas", 0))
 

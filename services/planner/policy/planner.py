@@ -97,7 +97,7 @@ class Decision:
 
     @property
     def changes(self) -> bool:
-        """Whether it is another pair than before."""
+        """Whether the target sizes of the pools differ from the present ones."""
         return self.target != self.before
 
     @property

@@ -9,7 +9,7 @@ from statistics import median
 from services.preflight.clock import check_skew
 from services.preflight.finding import Finding, fail, ok, warn
 from services.preflight.machine import Machine
-from services.preflight.peer.blocks import BlockBatch
+from services.preflight.peer.block_transfer import BlockBatch
 from services.preflight.peer.wire import BLOCK_BYTES, MAX_COUNT, MAX_LINE_BYTES, Line, address_in
 from services.preflight.rdma import rdma_ports
 from shared.address import Address
@@ -17,7 +17,7 @@ from shared.errors import ConfigError, TransferFailed
 from shared.kv.fleet_key import FleetKey
 from shared.kv.transfer import new_ticket
 from shared.kv.ucx import UcxTransfer
-from shared.kv.ucx.address import PeerAddress
+from shared.kv.ucx.peer_address import PeerAddress
 
 CHECK = "bandwidth"
 RETRY_S = 0.5

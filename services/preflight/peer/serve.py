@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from services.preflight.peer.blocks import BlockBatch
+from services.preflight.peer.block_transfer import BlockBatch
 from services.preflight.peer.wire import MAX_COUNT, MAX_LINE_BYTES, Line, address_in, field
 from services.preflight.ucx_resources import version
 from shared.address import Address

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from services.router.dispatch.active_request import ActiveRequest
-from services.router.dispatch.commands import AttemptCommands
 from services.router.dispatch.record import MoveNote, RequestEvent, RequestState
 from services.router.dispatch.transitions import HOLDERS, Holder
+from services.router.dispatch.worker_commands import AttemptCommands
 from services.router.placement.moves import MAX_REPEATED, MoveCause
 from services.router.placement.views import Work
 from services.router.workers.link import Message, WorkerLink

@@ -10,7 +10,6 @@ from typing import Any
 
 from services.router.dispatch.active_request import ActiveRequest
 from services.router.dispatch.answer_move import PREPARING, AnswerMove, Seat
-from services.router.dispatch.commands import AttemptCommands
 from services.router.dispatch.record import RequestEvent, RequestState
 from services.router.dispatch.transitions import (
     ASKED_AGAIN,
@@ -21,6 +20,7 @@ from services.router.dispatch.transitions import (
     UNSUBMITTED,
     Holder,
 )
+from services.router.dispatch.worker_commands import AttemptCommands
 from services.router.placement.cut_pairs import CutPairs
 from services.router.placement.moves import MoveCause
 from services.router.placement.prediction import TtftPredictor

@@ -20,11 +20,11 @@ class NamesAdapters(Protocol):
     """What the names of a model's adapters mean."""
 
     def find(self, name: str) -> NamedAdapter | None:
-        """None for an unknown one."""
+        """The adapter of that name; None for an unknown name."""
         ...
 
     def all(self) -> list[NamedAdapter]:
-        """By name."""
+        """All adapters, in the order of their names."""
         ...
 
     async def load(
@@ -75,7 +75,7 @@ class ModelNames:
     rights: AdapterRights = ALL_ADAPTERS
     """The tenants' rights to use adapters."""
     weights: ChangesWeights | None = None
-    """None: there are no workers."""
+    """None where the router has no workers."""
 
     def include(self, model: str) -> bool:
         """Whether it is one of its names, those of all tenants' adapters among them."""

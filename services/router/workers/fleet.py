@@ -15,7 +15,7 @@ from functools import partial
 import grpc
 
 from services.router.placement.views import Pool
-from services.router.workers.adapters import AdapterDirectory
+from services.router.workers.adapter_names import AdapterDirectory
 from services.router.workers.discovery import DiscoveredWorker, Discovery
 from services.router.workers.link import WorkerLink
 from services.router.workers.liveness import LivenessLimits

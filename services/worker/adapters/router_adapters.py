@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Collection
 from typing import NamedTuple
 
-from services.worker.adapters.pool import AdapterLease, AdapterPool
+from services.worker.adapters.adapter_pool import AdapterLease, AdapterPool
 from services.worker.adapters.source import KnownAdapter
 from services.worker.session import Session
 from shared.errors import ConfigError, Internal, InvalidRequest, ModelLoadError, NotFound, Overloaded, TandemError

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.worker.adapters.pool import AdapterPool
+from services.worker.adapters.adapter_pool import AdapterPool
 from services.worker.adapters.slots import SlotTable
 from services.worker.host import EngineHost
 from shared.engine.messages import PlaceAdapter

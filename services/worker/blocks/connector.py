@@ -11,7 +11,7 @@ from functools import partial
 import grpc
 
 from services.worker.blocks.exchange_client import BlockExchangeClient, ExchangeEvent, LocalBlocks
-from services.worker.blocks.peers import Peers
+from services.worker.blocks.peer_connections import Peers
 from services.worker.blocks.prefix_fetch.fetch import PrefixFetch
 from services.worker.blocks.prefix_fetch.fetch_policy import FetchPolicy
 from services.worker.host import EngineHost

@@ -12,9 +12,9 @@ from services.worker.group.shared_pool import map_pool
 from services.worker.machine.pool_size import PoolNeed
 from shared.collectives.broadcast import broadcast_bytes
 from shared.collectives.rank_links import RankLinks
-from shared.engine.group.adapters import AdapterFollower
 from shared.engine.group.own_slices import SliceForm
 from shared.engine.group.plans import follow
+from shared.engine.group.rank_adapters import AdapterFollower
 from shared.engine.group.slice_server import SliceServer
 from shared.engine.runner.device_link import DeviceLink
 from shared.engine.runner.runner import Runner, RunnerConfig

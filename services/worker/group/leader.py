@@ -23,9 +23,9 @@ from shared.collectives.rank_links import RankLinks, Ways
 from shared.collectives.several_hosts import host_memories
 from shared.cores.core_choice import CoreShare, divide_share
 from shared.cores.topology import Topology
-from shared.engine.group.adapters import GroupAdapters
 from shared.engine.group.own_slices import SliceForm
 from shared.engine.group.plans import PlanAnnouncer
+from shared.engine.group.rank_adapters import GroupAdapters
 from shared.engine.group.sliced_blocks import SlicedBlocks
 from shared.engine.runner.device_link import DeviceLink
 from shared.engine.runner.pool_memory import HostArena

@@ -31,7 +31,7 @@ class RankSpec:
     backend: Backend
     """What carries sums and hidden states."""
     senders: tuple[int, ...]
-    """As in `Ways`."""
+    """The field of the same name of `Ways`."""
     descriptors: tuple[int, ...]
     """Inherited: those of `shared_memories`, then the memory of the pool that all share."""
     model: str
@@ -47,13 +47,13 @@ class RankSpec:
     log_format: LogFormat = "text"
     log_level: LogLevel = "info"
     hosts: int = 1
-    """As in `Ways`."""
+    """The field of the same name of `Ways`."""
     place: MeetingPlace | None = None
     """Where the ranks of several hosts find each other; None on one."""
     quantization: Quantization = "auto"
     """Kind that plain weights are rounded to."""
     has_adapters: bool = False
-    """As in `Ways`."""
+    """The field of the same name of `Ways`."""
 
     @property
     def degrees(self) -> Degrees:
@@ -90,7 +90,7 @@ class RankSpec:
         return Path(self.model)
 
     def to_json(self) -> str:
-        """For `parse`."""
+        """JSON that `parse` reads."""
         return json.dumps(asdict(self))
 
     @classmethod
@@ -109,7 +109,7 @@ class PlacementSpec:
     placement: Placement
 
     def to_json(self) -> bytes:
-        """For `parse`."""
+        """JSON that `parse` reads."""
         return json.dumps(self.placement).encode()
 
     @classmethod
@@ -134,7 +134,7 @@ class PoolSpec:
     """The checkpoint's fingerprint in the dtype computed in."""
 
     def to_json(self) -> bytes:
-        """For `parse`."""
+        """JSON that `parse` reads."""
         return json.dumps(asdict(self)).encode()
 
     @classmethod

@@ -15,7 +15,7 @@ from shared.engine.runner.runner import RunnerConfig
 from shared.kernels.lora.parts import gpu_sum_bytes
 from shared.kv.layout import BlockLayout
 from shared.model.decoder import Decoder
-from shared.sizing.adapters import share_of_rank
+from shared.sizing.adapter_memory import share_of_rank
 
 if TYPE_CHECKING:  # a follower, which has no settings, reads this too
     from services.worker.settings import WorkerSettings
@@ -54,7 +54,7 @@ class PoolNeed:
     """Bytes of the draft model's graphs and largest step on a GPU."""
 
     def to_json(self) -> bytes:
-        """For `parse`."""
+        """JSON that `parse` reads."""
         return json.dumps(asdict(self)).encode()
 
     @classmethod

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from services.worker.adapters.pool import AdapterPool
+from services.worker.adapters.adapter_pool import AdapterPool
 from services.worker.telemetry.gpu_use import GpuUse
-from services.worker.telemetry.load import LoadReporter, ShipmentCounters
+from services.worker.telemetry.load_report import LoadReporter, ShipmentCounters
 from shared.engine.speculation.speculator import GuessCounters
 from shared.engine.step_counters import STEP_BUCKETS_S, StepCounters
 from shared.kv.layout import BlockLayout
@@ -30,7 +30,7 @@ class WorkerSources:
     guesses: Callable[[], GuessCounters]
     gpus: GpuUse
     adapters: AdapterPool | None = None
-    """None: the worker takes none."""
+    """None where the worker serves no adapters."""
 
     @property
     def load(self) -> types_pb2.Load:

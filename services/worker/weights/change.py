@@ -12,10 +12,10 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Protocol
 
-from services.worker.adapters.pool import AdapterPool
+from services.worker.adapters.adapter_pool import AdapterPool
 from services.worker.host import EngineHost, let_go, release_memory
 from services.worker.session import Session
-from services.worker.telemetry.load import LoadReporter
+from services.worker.telemetry.load_report import LoadReporter
 from shared.errors import (
     Cancelled,
     ConfigError,
@@ -30,7 +30,7 @@ from shared.kernels.pool_view import dtype_name
 from shared.model.families.registry import load_config
 from shared.model.text.texts_digest import texts_digest
 from shared.model.weights.checkpoint import Checkpoint
-from shared.model.weights.head import check_head
+from shared.model.weights.head_checkpoint import check_head
 from shared.model.weights.loader import fingerprint
 from shared.model.weights.plan import WeightPlan
 from shared.rpc.errors import to_proto

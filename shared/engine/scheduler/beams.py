@@ -19,9 +19,9 @@ from shared.engine.finish_reason import FinishReason
 from shared.engine.messages import BeamAnswer, NewToken
 from shared.engine.plan import SampledToken
 from shared.engine.sampling_params import MAX_LOGPROBS, BeamSearch
+from shared.engine.scheduler.block_tables import BlockTables
 from shared.engine.scheduler.host_swap import HostSwap
 from shared.engine.scheduler.sequence_table import SequenceTable
-from shared.engine.scheduler.tables import BlockTables
 from shared.engine.sequence import EngineSequence, Goal, Status
 from shared.errors import InvalidRequest
 from shared.kv.pool import BlockPool, OutOfBlocks

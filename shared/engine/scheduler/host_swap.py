@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from shared.engine.plan import BlockCopy
-from shared.engine.scheduler.tables import held_of
+from shared.engine.scheduler.block_tables import held_of
 from shared.engine.sequence import EngineSequence
 from shared.kv.groups import NO_BLOCK
 from shared.kv.pool import BlockPool, OutOfBlocks

@@ -11,12 +11,12 @@ from collections.abc import Callable
 
 from shared.engine.messages import SequenceEnded, SequenceFailed
 from shared.engine.scheduler.beams import BeamSearches
-from shared.engine.scheduler.blocks import Admission, BatchLimit, GrowthReserve
+from shared.engine.scheduler.block_admission import Admission, BatchLimit, GrowthReserve
+from shared.engine.scheduler.block_tables import block_tables, held_of
 from shared.engine.scheduler.config import SchedulerConfig, SchedulerCounters
 from shared.engine.scheduler.host_swap import HostSwap
 from shared.engine.scheduler.pacing import Pacing
 from shared.engine.scheduler.sequence_table import SequenceTable
-from shared.engine.scheduler.tables import block_tables, held_of
 from shared.engine.sequence import EngineSequence, Status
 from shared.engine.speculation.speculator import Speculator
 from shared.errors import Overloaded, TandemError

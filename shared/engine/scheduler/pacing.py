@@ -16,7 +16,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from shared.engine.plan import PlannedSequence, decode_work
-from shared.engine.scheduler.blocks import OutputLengths
+from shared.engine.scheduler.block_admission import OutputLengths
 from shared.engine.scheduler.sequence_table import SequenceTable
 from shared.engine.sequence import EngineSequence, Goal
 from shared.sizing.step_fit import StepTimeFit

@@ -15,11 +15,11 @@ from collections.abc import Callable, Sequence
 
 from shared.engine.messages import NewToken, SequenceEnded, SequenceFailed, StepOutput
 from shared.engine.plan import NoToken, PlannedSequence, SampledToken, StepPlan, StepResult, decode_work, step_work
+from shared.engine.scheduler.block_tables import WANTED, held_of
 from shared.engine.scheduler.config import SchedulerConfig as SchedulerConfig
 from shared.engine.scheduler.lifecycle import Lifecycle
 from shared.engine.scheduler.sequence_table import StepsInFlight, UnsentBlocks
 from shared.engine.scheduler.step_planner import StepPlanner
-from shared.engine.scheduler.tables import WANTED, held_of
 from shared.engine.sequence import EngineSequence, Goal, Status
 from shared.engine.speculation.speculator import Speculator
 from shared.errors import Overloaded, TransferFailed

@@ -51,7 +51,7 @@ class Drafted:
     """Guesses that it may have."""
     token_ids: list[int] = field(default_factory=list)
     chances: list[float] = field(default_factory=list)
-    """As in `Draft`."""
+    """Chance of each guess to be right; see `Draft`."""
     next_chance: float = 0.0
     """Chance that a further guess is right, as far as can be said before it is made, and all before it are."""
 

@@ -6,16 +6,16 @@ import torch
 from torch import Tensor
 
 from shared.kernels import device as devices
+from shared.kernels.activation.activations import GATES, SILU, Activation
 from shared.kernels.activation.jit import act_and_mul_tiles
 from shared.kernels.activation.reference import check_act_and_mul
-from shared.kernels.activation.rules import GATES, SILU, Activation
 from shared.kernels.device import next_power_of_2
 
 MAX_TILE = 2048
 
 
 def constants(activation: Activation) -> dict[str, int | float]:
-    """What kernels are compiled for."""
+    """Compile-time constants of the kernels."""
     return {"GATE": GATES.index(activation.gate), "ALPHA": activation.alpha, "LIMIT": activation.limit}
 
 

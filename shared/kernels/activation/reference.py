@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from shared.kernels.activation.rules import SILU, Activation
+from shared.kernels.activation.activations import SILU, Activation
 
 
 def check_act_and_mul(gate_up: Tensor) -> None:

@@ -78,7 +78,7 @@ class Comparison:
 
     @property
     def text(self) -> str:
-        """As JSON."""
+        """The timings as JSON."""
         return json.dumps(asdict(self))
 
 

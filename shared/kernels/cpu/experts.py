@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from shared.kernels.activation.rules import GATES, SILU, Activation
+from shared.kernels.activation.activations import GATES, SILU, Activation
 from shared.kernels.cpu.coded import CodedLinear, fits_codes
 from shared.kernels.cpu.linear import LANES, PANEL, Library, PackedLinear, is_bf16, pack, scratch_floats
 from shared.kernels.cpu.lora import CpuLora
 from shared.kernels.experts.reference import check_experts, check_forward
 from shared.kernels.experts.routing import check_choose_experts
-from shared.kernels.experts.rules import Routing
+from shared.kernels.experts.routing_rules import Routing
 from shared.kernels.lora.parts import LoraPart
 from shared.kernels.lora.step import ExpertLoras, ExpertParts, Lora, StepExpertLoras
 from shared.kernels.quantized import QuantizedWeight, Weight

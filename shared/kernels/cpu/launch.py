@@ -11,22 +11,22 @@ from torch import Tensor
 
 from shared.collectives.interface import Collectives
 from shared.kernels.activation import reference as activations
-from shared.kernels.activation.rules import GATES, SILU, Activation
+from shared.kernels.activation.activations import GATES, SILU, Activation
 from shared.kernels.attention import reference as attention
 from shared.kernels.attention.contract import check_paged_attention
 from shared.kernels.backend import Experts, Linear
 from shared.kernels.batch import AttentionBatch
+from shared.kernels.cpu.c_pool import CPool
 from shared.kernels.cpu.coded import coded_linear
 from shared.kernels.cpu.delta import delta_attention, fits_delta
 from shared.kernels.cpu.experts import PackedBatchedLinear, PackedExperts, choose_experts, coded_experts
 from shared.kernels.cpu.layer_stack import CpuLayerStack
 from shared.kernels.cpu.linear import LANES, WideLinear, fits_panels, is_bf16, pack
 from shared.kernels.cpu.lora import CpuLora, add_lora, fits_lora
-from shared.kernels.cpu.pool import CPool
 from shared.kernels.cpu.torch_threads import in_this_thread
 from shared.kernels.delta import reference as delta
 from shared.kernels.delta_layer import DeltaLayer
-from shared.kernels.experts.rules import Routing
+from shared.kernels.experts.routing_rules import Routing
 from shared.kernels.latent import reference as latents
 from shared.kernels.layer_stack import LayerSizes, LayerWeights
 from shared.kernels.linear import PlainLinear

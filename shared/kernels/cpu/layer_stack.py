@@ -14,10 +14,10 @@ from torch import Tensor
 
 from shared.collectives.cpu_group import CpuGroup
 from shared.collectives.interface import Collectives
-from shared.kernels.activation.rules import GATES
+from shared.kernels.activation.activations import GATES
+from shared.kernels.cpu.c_pool import CPool
 from shared.kernels.cpu.linear import LANES, Library, PackedLinear, is_bf16, scratch_floats
 from shared.kernels.cpu.lora import CpuLora, CpuRows, sum_floats
-from shared.kernels.cpu.pool import CPool
 from shared.kernels.layer_stack import LayerInputs, LayerSizes, LayerWeights
 from shared.kernels.lora.step import PROJECTIONS, PackedAdapter, StepLoras
 from shared.kernels.pool_view import assert_kv_dtype

@@ -79,7 +79,7 @@ class _Call:
 
     @property
     def gates(self) -> tuple[Tensor, Tensor]:
-        """What gates and rates are made with."""
+        """Decay and bias of the layer, from which gates and rates are computed."""
         return self.layer.decay, self.layer.decay_bias
 
     def step(self, num_ones: int) -> None:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from shared.kernels import device as devices
+from shared.kernels.activation.activations import SILU, Activation
 from shared.kernels.activation.launch import act_and_mul, constants
-from shared.kernels.activation.rules import SILU, Activation
 from shared.kernels.device import DeviceLimits, next_power_of_2
 from shared.kernels.experts.jit import combine_tiles, down_tiles, gate_up_tiles, sort_pairs_here
 from shared.kernels.experts.reference import PlainExperts, check_forward
@@ -214,7 +214,7 @@ class GroupedExperts(PlainExperts):
 
 
 def _sizes(product: ProductConfig, depth: int) -> dict[str, int | bool]:
-    """What a product over `depth` is compiled for."""
+    """Compile-time constants of a product over `depth`."""
     return {
         "COLUMNS": product.columns,
         "DEPTH": product.depth,

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from shared.kernels.activation.activations import SILU, Activation
 from shared.kernels.activation.reference import act_and_mul
-from shared.kernels.activation.rules import SILU, Activation
 from shared.kernels.experts.loras import add_expert_loras, make_plain_loras
 from shared.kernels.lora.step import ExpertLoras, ExpertParts, StepExpertLoras
 

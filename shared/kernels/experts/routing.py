@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from shared.kernels.experts.rules import Routing
+from shared.kernels.experts.routing_rules import Routing
 
 
 def choose_experts(logits: Tensor, bias: Tensor | None, routing: Routing) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,7 @@ from torch import Tensor
 from shared.kernels.device import next_power_of_2
 from shared.kernels.experts.routing import check_choose_experts
 from shared.kernels.experts.routing_jit import choose_of_token
-from shared.kernels.experts.rules import Routing
+from shared.kernels.experts.routing_rules import Routing
 
 
 def choose_experts(logits: Tensor, bias: Tensor | None, routing: Routing) -> tuple[Tensor, Tensor]:

@@ -128,7 +128,7 @@ class LoadedAdapter:
     num_bytes: int
     """Bytes that it takes, in a group on all ranks together."""
     copy: HostCopy | None = None
-    """None where none is to be kept."""
+    """Copy in host memory; None where none is kept."""
 
 
 @dataclass(frozen=True, eq=False)

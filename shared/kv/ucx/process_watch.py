@@ -6,7 +6,7 @@ import asyncio
 import os
 from collections.abc import Callable
 
-from shared.kv.ucx.address import process_started
+from shared.kv.ucx.peer_address import process_started
 
 
 class ProcessWatch:

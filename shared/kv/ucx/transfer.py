@@ -25,7 +25,7 @@ from shared.errors import TransferFailed
 from shared.kv.block_memory import BlockMemory
 from shared.kv.fleet_key import FleetKey
 from shared.kv.transfer import INDEX_BITS, TRAILER_INDEX, Incoming, TransferCounters, tag
-from shared.kv.ucx.address import PeerAddress, process_started, this_host
+from shared.kv.ucx.peer_address import PeerAddress, process_started, this_host
 from shared.kv.ucx.process_watch import ProcessWatch
 from shared.kv.ucx.worker import FULL_MASK, Request, UcxWorker
 

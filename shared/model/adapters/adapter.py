@@ -17,7 +17,7 @@ from shared.kernels.lora.parts import MAX_RANK, LoraPart
 from shared.kernels.lora.step import ExpertParts, Projection
 from shared.model.adapters.config import AdapterConfig
 from shared.model.adapters.expert_stacks import ExpertStack, expert_stack, is_expert_stack
-from shared.model.adapters.targets import Target, adapter_targets
+from shared.model.adapters.target_modules import Target, adapter_targets
 from shared.model.config.model_config import ModelConfig
 from shared.model.layers.delta_parameters import part_orders
 from shared.model.layers.rope import rotary_order

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from shared.model.adapters.adapter import LORA_A, LORA_B, PREFIX, WEIGHTS_FILE
-from shared.model.adapters.targets import adapter_targets
+from shared.model.adapters.target_modules import adapter_targets
 from shared.model.config.folder import ADAPTER_FILE
 from shared.model.config.model_config import ModelConfig
 

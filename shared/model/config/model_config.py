@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from shared.kernels.activation.rules import SILU, Activation
+from shared.kernels.activation.activations import SILU, Activation
 from shared.kv.groups import STATE_WINDOW, group_layers
 from shared.kv.layout import BlockLayout, KVFormat
 from shared.model.config.delta_config import DeltaConfig

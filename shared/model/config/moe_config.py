@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from shared.kernels.experts.rules import Routing
+from shared.kernels.experts.routing_rules import Routing
 from shared.model.config.json_fields import JsonFields
 
 Stacking = Literal["turns", "halves"]

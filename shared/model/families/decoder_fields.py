@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from shared.kernels.activation.rules import GELU, SILU, Activation
+from shared.kernels.activation.activations import GELU, SILU, Activation
 from shared.model.config.json_fields import JsonFields
 from shared.model.config.layer_config import LayerConfig
 from shared.model.config.model_config import ModelConfig

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shared.kernels.experts.rules import Routing, Scoring
+from shared.kernels.experts.routing_rules import Routing, Scoring
 from shared.model.config.json_fields import JsonFields
 from shared.model.config.latent_config import LatentConfig
 from shared.model.config.model_config import ModelConfig

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from shared.kernels.activation.rules import Activation
-from shared.kernels.experts.rules import Routing
+from shared.kernels.activation.activations import Activation
+from shared.kernels.experts.routing_rules import Routing
 from shared.model.config.json_fields import JsonFields
 from shared.model.config.layer_config import layer_kinds, windowed_layers
 from shared.model.config.model_config import ModelConfig

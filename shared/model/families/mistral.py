@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shared.kernels.experts.rules import Routing
+from shared.kernels.experts.routing_rules import Routing
 from shared.model.config.json_fields import JsonFields
 from shared.model.config.layer_config import SLIDING, LayerConfig, Temperature, layer_kinds, windowed_layers
 from shared.model.config.model_config import ModelConfig

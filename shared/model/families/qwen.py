@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from shared.kernels.experts.rules import Routing
+from shared.kernels.experts.routing_rules import Routing
 from shared.model.config.json_fields import JsonFields
 from shared.model.config.layer_config import LayerConfig, layer_kinds, windowed_layers
 from shared.model.config.model_config import ModelConfig

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from shared.kernels.experts.rules import Routing
+from shared.kernels.experts.routing_rules import Routing
 from shared.model.config.delta_config import DeltaConfig
 from shared.model.config.head_names import QWEN_NAMES
 from shared.model.config.json_fields import JsonFields

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from shared.kernels.activation.rules import Activation
+from shared.kernels.activation.activations import Activation
 from shared.kernels.backend import DecoderOps
 from shared.kernels.cpu.torch_threads import in_this_thread
 from shared.kernels.lora.step import Loras, StepExpertLoras

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from shared.model.adapters.targets import Target
+from shared.model.adapters.target_modules import Target
 from shared.model.config.model_config import ModelConfig
 from shared.model.ranks.shard import Shard
 from shared.model.ranks.shard_weights import part_of

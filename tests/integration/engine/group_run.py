@@ -19,9 +19,9 @@ from shared.collectives.one_host import join, shared_memories
 from shared.collectives.rank_links import Backend, RankLinks, Ways
 from shared.collectives.several_hosts import MeetingPlace, StoreServer, host_memories
 from shared.engine.engine import Engine
-from shared.engine.group.adapters import AdapterFollower, GroupAdapters
 from shared.engine.group.own_slices import SliceForm
 from shared.engine.group.plans import PlanAnnouncer, follow
+from shared.engine.group.rank_adapters import AdapterFollower, GroupAdapters
 from shared.engine.group.slice_server import SliceServer
 from shared.engine.group.sliced_blocks import SlicedBlocks
 from shared.engine.messages import PlaceAdapter

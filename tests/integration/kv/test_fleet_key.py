@@ -11,7 +11,7 @@ import pytest
 from shared.errors import TransferFailed
 from shared.kv.fleet_key import FleetKey
 from shared.kv.handoff.receive_handoff import ReceivedHandoff
-from shared.kv.ucx.address import PeerAddress
+from shared.kv.ucx.peer_address import PeerAddress
 from tests.integration.kv.conftest import FarProcess, Sides, ucx_sides
 from tests.integration.kv.far_side import TRAILER_BYTES, Memory
 from tests.integration.kv.reservation import (

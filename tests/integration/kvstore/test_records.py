@@ -11,7 +11,7 @@ import pytest_asyncio
 from redis.asyncio import Redis
 
 from services.kvstore.index.redis_index import RedisIndex
-from services.kvstore.records import RedisRecords
+from services.kvstore.record_service import RedisRecords
 from services.kvstore.resp.client import RedisClient
 from services.kvstore.server import KVStoreServer
 from services.kvstore.settings import KVStoreSettings, RecordSettings

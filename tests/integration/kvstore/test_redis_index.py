@@ -15,10 +15,10 @@ from redis.asyncio import Redis
 from services.kvstore.embedded import EmbeddedValkey
 from services.kvstore.index.redis_index import SCRIPT_HASHES, RedisIndex
 from services.kvstore.index.sweeper import Sweeper
-from services.kvstore.resp.address import RedisAddress
 from services.kvstore.resp.client import RedisClient, SingleRedis
 from services.kvstore.resp.command import Command
 from services.kvstore.resp.open import redis_client
+from services.kvstore.resp.redis_url import RedisAddress
 from shared.errors import ConfigError, InvalidRequest, StoreUnavailable
 from shared.identity import WorkerRole
 from shared.kv_index.holders import Tier

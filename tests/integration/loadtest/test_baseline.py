@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from loadtest.baseline.cells import cells_of
 from loadtest.baseline.cli import baseline
-from loadtest.baseline.outcome import cells_of
-from loadtest.baseline.study import Conductor, Design, run_study
+from loadtest.baseline.design import Design
+from loadtest.baseline.study import Conductor, run_study
 from loadtest.baseline.systems import Candidate, adaptive, collocated, disaggregated
 from loadtest.baseline.windows import Study, WindowFile
 from loadtest.baseline.workloads import WindowSize

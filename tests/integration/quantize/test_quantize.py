@@ -13,7 +13,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from typer.testing import CliRunner
 
-from loadtest.bench.quality import TEXT, Quality, forms_of, judge, texts_of
+from loadtest.bench.quality.judge import Quality
+from loadtest.bench.quality.measure import TEXT, forms_of, judge
+from loadtest.bench.quality.reader import texts_of
 from services.quantize.compressed import KINDS
 from services.quantize.job import Wish, Written, quantize
 from shared.errors import ConfigError, TandemError

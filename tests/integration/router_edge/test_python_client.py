@@ -14,7 +14,7 @@ from services.router.dispatch.request import FinishReason
 from shared.errors import ConfigError, DeadlineExceeded, Overloaded, Unauthenticated, WorkerLost
 from tandem import Answer, AsyncTandemClient, ClientTls, TandemClient
 from tandem.failures import RouterLost
-from tandem.targets import Targets
+from tandem.router_choice import Targets
 from tests.integration.router_edge.conftest import Edge, StartEdge
 from tests.tls_files import Authority
 from tests.unit.router.edge.scripted_core import text_steps

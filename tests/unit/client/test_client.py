@@ -27,7 +27,7 @@ from tandem import Answer
 from tandem.conversation import Conversation
 from tandem.failures import RouterLost
 from tandem.options import metadata_of, requests_of
-from tandem.targets import MAX_PAUSE_S, Targets, pause_s
+from tandem.router_choice import MAX_PAUSE_S, Targets, pause_s
 
 LOST = RouterLost("gone")
 

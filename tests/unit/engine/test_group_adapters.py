@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from shared.collectives.rank_links import Ways
-from shared.engine.group.adapters import AdapterFollower, GroupAdapters, _read, _Request
+from shared.engine.group.rank_adapters import AdapterFollower, GroupAdapters, _read, _Request
 from shared.engine.runner.device_link import DeviceLink
 from shared.errors import ModelLoadError, RankLost, TransferFailed
 from shared.kernels.lora.step import HostCopy, PackedAdapter

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import cast
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.engine.group.own_slices import OwnSlices, SliceForm
@@ -16,6 +16,7 @@ from shared.kv.layout import CODES, BlockLayout, KVFormat
 from shared.model.config.model_config import ModelConfig
 from shared.model.ranks.block_slices import block_slices, senders
 from shared.model.ranks.shard import Degrees
+from tests.examples import examples
 
 NUM_BLOCKS = 5
 
@@ -36,7 +37,7 @@ def splits(draw: st.DrawFn) -> tuple[BlockLayout, ModelConfig, Degrees]:
     return layout, cast(ModelConfig, config), Degrees(tensor, pipeline)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(split=splits(), ids=st.lists(st.integers(0, NUM_BLOCKS - 1), min_size=1, max_size=4, unique=True))
 def test_slices_make_the_block_again(split: tuple[BlockLayout, ModelConfig, Degrees], ids: list[int]) -> None:
     layout, config, degrees = split

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from shared.kernels.activation.rules import GELU, SILU, Activation
+from shared.kernels.activation.activations import GELU, SILU, Activation
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.delta_sizes import PartPlaces
 from shared.kernels.pool_view import KV_DTYPES

@@ -9,8 +9,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from shared.kernels.activation.rules import SILU, Activation
-from shared.kernels.experts.rules import Routing
+from shared.kernels.activation.activations import SILU, Activation
+from shared.kernels.experts.routing_rules import Routing
 from shared.kernels.pool_view import PoolView
 from shared.kernels.torch_backend import TorchKernels
 

@@ -90,13 +90,13 @@ def check_slots(dtype: torch.dtype, device: str = "cpu") -> None:
         assert slots.place(slot, placed)
     steps = {size: slots.step(size) for size in (4, 40)}  # as graphs keep them
 
-    def check(of_rows: list[int], size: int, layers: Sequence[int] = range(num_layers)) -> None:
+    def check(of_rows: list[int], size: int, places: Sequence[int] = range(4 * num_layers)) -> None:
         slots.fill(of_rows, size, lambda count: torch.full((count,), 255, dtype=torch.uint8))
         padded = [*of_rows, *[0] * (size - len(of_rows))]
         rows = LoraRows.of([slot - 1 for slot in padded], num_slots, device)
         x = random_tensor(size, in_size, dtype=dtype, device=device, seed=size)
         before, is_changed = random_tensor(size, 128, dtype=dtype, device=device, seed=5), False
-        for place in (4 * layer + projection for layer in layers for projection in range(4)):
+        for place in places:
             out, expected = before.clone(), before.clone()
             loras = [adapters[slot].loras[place] if slot in adapters else None for slot in (1, 2, 3)]
             ops.add_lora(expected, x, loras, rows)
@@ -108,13 +108,13 @@ def check_slots(dtype: torch.dtype, device: str = "cpu") -> None:
 
     check([1, 2, 3], 4)
     check([0, 0, 2, 0], 4)
-    check([1] * 19 + [0, 3] * 10, 40, layers=(1,))
+    check([1] * 19 + [0, 3] * 10, 40, places=(4, 5))  # more rows than a tile has, in one projection of each kind
     del adapters[2]
     assert not slots.place(2, None)
     check([1, 2, 3, 2], 4)
     adapters[2] = adapter(5, (3, 3, 0))
     assert slots.place(2, adapters[2])
-    check([2, 2, 0, 1] * 10, 40, layers=(0,))
+    check([2, 2, 0, 1] * 10, 40, places=(1,))
     check([0], 4)
     assert not slots.place(1, PackedAdapter(adapters[1].loras, {0: ExpertLoras((), ())}))
 

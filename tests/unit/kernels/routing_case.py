@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from shared.kernels.experts.rules import Routing
+from shared.kernels.experts.routing_rules import Routing
 
 PLAIN = Routing(num_experts=12, top_k=3, scoring="softmax", is_normalised=False)
 ROUTINGS = {

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from shared.kernels.activation.rules import GELU, SILU, Activation
+from shared.kernels.activation.activations import GELU, SILU, Activation
 from shared.kernels.backends import cpu as cpu_backend
 from shared.kernels.cpu.library import num_threads_function
 from shared.kernels.delta_sizes import PartPlaces

@@ -12,7 +12,7 @@ from torch import Tensor
 from shared.kernels.backends.cpu import CpuKernels, DeterministicCpuKernels
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.experts import routing as reference
-from shared.kernels.experts.rules import Routing
+from shared.kernels.experts.routing_rules import Routing
 from shared.kernels.lora.parts import LoraPart
 from shared.kernels.lora.rows import LoraRows
 from shared.kernels.lora.step import ExpertParts, StepExpertLoras

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -18,6 +18,7 @@ from shared.kernels.cpu.linear import CompressedLinear, PackedLinear, PanelLinea
 from shared.kernels.pool_view import PoolView
 from shared.model.checkpoints import write_random_checkpoint
 from shared.model.decoder import Decoder
+from tests.examples import examples
 
 from .cpu_case import DTYPES, close, random
 from .isas import EACH_ISA, every_isa, needs_library
@@ -74,7 +75,7 @@ def test_nan_and_infinite_weights_show_in_their_outputs(cpu: CpuKernels) -> None
     assert out[:, [i for i in range(96) if i not in (3, 40)]].isfinite().all()
 
 
-@settings(max_examples=40)  # for each packing
+@examples(40)  # for each packing
 @given(
     seed=st.integers(0, 1000),
     size=st.sampled_from([16, 528, 1040]),

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -16,6 +16,7 @@ from shared.kernels.backends.cpu import CpuKernels, DeterministicCpuKernels
 from shared.kernels.cpu.launch import LONGEST_SAMPLED
 from shared.kernels.sampling import reference
 from shared.kernels.sampling.rows import SamplingRows
+from tests.examples import examples
 
 from .isas import EACH_ISA, ISAS, VECTORS, every_isa, needs_both_vectors, needs_library
 from .sampling_case import SamplingCase, wins_within_rounding
@@ -68,7 +69,7 @@ def test_tokens_equal_those_of_the_reference(
     assert case.logits.equal(before)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(
     vocab_size=st.sampled_from([1, 2, 15, 16, 17, 33, 100, 1000]),
     seed=st.integers(0, 2**32),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -20,6 +20,7 @@ from shared.kernels.pool_view import PoolView, encode
 from shared.kernels.torch_backend import TorchKernels
 from shared.model.checkpoints import write_random_checkpoint
 from shared.model.decoder import Decoder
+from tests.examples import examples
 
 from . import attention_checks, comparing, decoder_checks
 from .attention_case import LAYER, AttentionCase, pool_of_nan
@@ -111,7 +112,7 @@ def test_codes_are_attended_to_with_bounds_of_scores_and_sinks(
     st.lists(st.tuples(st.integers(1, 40), st.integers(0, 150)), min_size=1, max_size=4),
     st.none() | st.integers(1, 80),
 )
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_codes_of_any_shape_are_attended_to(kv_dtype, block_size, head_dim, num_kv_heads, group, plan, window):
     plan = [(query_len, query_len + before) for query_len, before in plan]
     heads = (num_kv_heads * group, num_kv_heads)
@@ -168,7 +169,7 @@ def test_every_backend_makes_the_same_codes_of_the_same_numbers(
 
 
 @given(st.sampled_from([INT8, FP8]), st.integers(0, 1 << 30), st.integers(-90, 90), st.sampled_from([2, 24, 128]))
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_codes_are_the_nearest_and_depend_on_their_token_alone(kv_dtype, seed, exponent, head_dim):
     rows = torch.randn(3, 2, head_dim, generator=torch.Generator().manual_seed(seed)) * 2.0**exponent
     codes, scales = encode(rows, kv_dtype)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
@@ -19,7 +19,7 @@ from shared.kernels.activation.reference import act_and_mul
 from shared.kernels.attention.reference import QUERY_TILE, paged_attention
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.experts.routing import choose_experts
-from shared.kernels.experts.rules import Routing
+from shared.kernels.experts.routing_rules import Routing
 from shared.kernels.pool_view import PoolView
 from shared.kernels.rmsnorm.reference import add_rms_norm, rms_norm
 from shared.kernels.rotary.reference import rotate, write_kv
@@ -29,6 +29,7 @@ from shared.kernels.sampling.reference import NEAR, race_times, sample_tokens
 from shared.kernels.sampling.rows import SamplingRows
 from shared.kernels.torch_backend import TorchKernels
 from shared.kv.checksum import BlockChecksum
+from tests.examples import examples
 
 from .attention_case import LAYER, AttentionCase
 from .routing_case import FAMILIES, ROUTINGS
@@ -65,7 +66,7 @@ plans = st.lists(
 )
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(
     plan=plans,
     heads=st.sampled_from([(4, 4), (4, 2), (6, 1)]),
@@ -236,7 +237,7 @@ def test_of_equal_experts_and_groups_the_first_are_chosen(name: str) -> None:
     assert choose_experts(logits, bias, routing)[0].tolist() == [list(range(routing.top_k))] * 3
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     num_rows=st.integers(1, 8),
     vocab_size=st.sampled_from([1, 2, 10, 300]),

@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shared.kernels.attention.decode.splits import DecodeConfig, DecodeGrid, decode_config, decode_grid
 from shared.kernels.attention.prefill.cuts import cut_chunk, long_chunks, num_pairs, shapes_until
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.device import DeviceLimits
+from tests.examples import examples
 
 from . import attention_checks as checks
 from .conftest import Run
@@ -244,7 +245,7 @@ def parts_of(kv_lens: list[int], grid: DecodeGrid, config: DecodeConfig) -> list
     return cut(grid.num_uneven_items)[1] if most * sum(parts) * 5 > sum(tiles) * 6 else parts
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(
     kv_lens=st.lists(st.integers(0, 70_000), min_size=1, max_size=64),
     slack=st.integers(0, 5000),

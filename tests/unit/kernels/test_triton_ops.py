@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from shared.kernels.activation.rules import GELU, Activation
+from shared.kernels.activation.activations import GELU, Activation
 
 from . import attention_checks, block_checks, compiling, decoder_checks, delta_checks, sampling_checks
 from .compiling import TARGETS

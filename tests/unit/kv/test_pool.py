@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from shared.kv.pool import BlockPool, OutOfBlocks
 from shared.kv.retained import MOST_RETAINED, MOST_SESSIONS, RETENTIONS_S
+from tests.examples import examples
 
 NUM_BLOCKS = 6
 
@@ -448,5 +448,5 @@ class PoolMachine(RuleBasedStateMachine):
             assert self.pool.is_writable(block_id) == (count == 1 and block_id not in self.sealed)
 
 
-PoolMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+PoolMachine.TestCase.settings = examples(60, stateful_step_count=40)
 TestPoolAgainstModel = PoolMachine.TestCase

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from shared.kv.next_turns import MIN_PAUSES, MOST_REMEMBERED, NextTurns
 from shared.kv.pool import BlockPool
 from shared.kv.retained import MOST_EXPECTED, MOST_RETAINED, RETENTIONS_S
+from tests.examples import examples
 
 FIVE_MINUTES, HOUR, _ = RETENTIONS_S
 
@@ -303,5 +303,5 @@ class OrderMachine(RuleBasedStateMachine):
         self.run.pool.check_integrity()
 
 
-OrderMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+OrderMachine.TestCase.settings = examples(60, stateful_step_count=40)
 TestOrderAgainstSearch = OrderMachine.TestCase

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from shared.errors import TransferFailed
 from shared.kv.transfer import TICKET_BITS, TRAILER_INDEX, new_ticket, tag
-from shared.kv.ucx.address import HOST_ID_BYTES, PeerAddress, process_started, this_host
+from shared.kv.ucx.peer_address import HOST_ID_BYTES, PeerAddress, process_started, this_host
 
 tickets = st.integers(0, (1 << TICKET_BITS) - 1)
 indexes = st.integers(0, TRAILER_INDEX)
@@ -59,7 +59,7 @@ def test_a_damaged_address_is_refused(address: PeerAddress, data: st.DataObject)
 
 
 def test_processes_of_one_host_agree_on_it() -> None:
-    program = "from shared.kv.ucx.address import this_host; print(this_host().hex())"
+    program = "from shared.kv.ucx.peer_address import this_host; print(this_host().hex())"
     other = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, text=True)
     assert other.stdout.strip() == this_host().hex()
     assert len(this_host()) == HOST_ID_BYTES
@@ -67,7 +67,7 @@ def test_processes_of_one_host_agree_on_it() -> None:
 
 @pytest.mark.parametrize("namespace", ["--net", "--ipc"])
 def test_processes_of_different_namespaces_are_on_different_hosts(namespace: str) -> None:
-    program = "from shared.kv.ucx.address import this_host; print(this_host().hex())"
+    program = "from shared.kv.ucx.peer_address import this_host; print(this_host().hex())"
     command = ["unshare", namespace, sys.executable, "-c", program]
     if shutil.which("unshare") is None or subprocess.run(["unshare", namespace, "true"], check=False).returncode:
         pytest.skip("namespaces of one's own are not permitted here")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from unittest.mock import patch
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.errors import InvalidRequest, StoreUnavailable, TandemError
@@ -16,6 +16,7 @@ from shared.identity import WorkerIdentity, WorkerRole
 from shared.kv_index import publisher as index_publisher
 from shared.kv_index.holders import EventStamp, Tier
 from shared.kv_index.publisher import IndexPublisher
+from tests.examples import examples
 from tests.waiting import DEADLINE_S
 
 WORKER = WorkerIdentity("w", 1, WorkerRole.DECODE)
@@ -270,7 +271,7 @@ changes = st.lists(
 
 
 @given(changes, st.lists(st.sampled_from(["", "before", "after", "lose"]), max_size=8), st.integers(1, 4))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_whatever_happens_the_store_ends_up_with_what_the_pool_holds(
     changes: list[tuple[list[bytes], bool, bool]], failures: list[str], max_batch: int
 ) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from services.kvstore.resp.address import Endpoint, RedisAddress
 from services.kvstore.resp.open import redis_client
+from services.kvstore.resp.redis_url import Endpoint, RedisAddress
 from shared.errors import ConfigError
 
 

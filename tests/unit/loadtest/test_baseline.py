@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 
 from loadtest.baseline.calibration import Capacity, Sample, best_of, busy_rate, capacity_from, targets_from
-from loadtest.baseline.cli import SystemOptions, baseline
-from loadtest.baseline.outcome import cells_of, results, write_outcome
-from loadtest.baseline.study import Design, in_order
+from loadtest.baseline.cells import cells_of
+from loadtest.baseline.cli import baseline
+from loadtest.baseline.design import Design, in_order
+from loadtest.baseline.options import SystemOptions
+from loadtest.baseline.outcome import results, write_outcome
 from loadtest.baseline.systems import (
     Candidate,
     Hardware,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import loadtest
@@ -15,6 +15,7 @@ from loadtest.workloads.tokens import TokenSource
 from loadtest.workloads.trace import BLOCK_LEN, Replay, TraceRequest
 from loadtest.workloads.trace_json import read_json_trace
 from shared.errors import ConfigError
+from tests.examples import examples
 
 SLICE = Path(loadtest.__file__).parent / "traces" / "mooncake_conversation_head.jsonl"
 RNG = np.random.default_rng(0)
@@ -54,7 +55,7 @@ def test_blocks_are_shared_in_the_replay_exactly_where_hash_ids_are_shared_in_th
     assert all(len(ids) == 1 for ids in ids_of.values())
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(
     st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=4), min_size=2, max_size=6),
     st.sampled_from([1, 16, 32, 64]),

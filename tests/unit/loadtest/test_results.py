@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from loadtest.metrics import is_good, request_metrics
 from loadtest.records import Failure, FailureCause, Reply, RequestRecord, TtftSplit
-from loadtest.results import read_requests, write_requests
+from loadtest.run_folder import read_requests, write_requests
 from loadtest.slo import Slo
+from tests.examples import examples
 
 SECONDS = st.integers(0, 10**9).map(lambda micros: micros / 1e6)
 """Files have microseconds."""
@@ -36,7 +37,7 @@ RECORDS = st.builds(
 
 
 @given(st.lists(RECORDS, max_size=3))
-@settings(max_examples=30)
+@examples(30)
 def test_requests_are_read_as_they_were_written(tmp_path_factory, records):
     path = tmp_path_factory.mktemp("run") / "requests.jsonl"
     write_requests(path, records)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from loadtest.metrics import (
@@ -18,11 +18,12 @@ from loadtest.metrics import (
     request_metrics,
 )
 from loadtest.records import FailureCause, RequestRecord, TtftSplit
-from loadtest.results import prepare_folder
 from loadtest.rig.results import write_json
+from loadtest.run_folder import prepare_folder
 from loadtest.slo import Slo
 from loadtest.summary import summarize
 from shared.errors import ConfigError
+from tests.examples import examples
 from tests.unit.loadtest.factories import SLO, answered, broken, result
 
 VLLM_KEYS = {
@@ -135,7 +136,7 @@ def test_a_failed_request_has_no_figures_even_with_some_tokens() -> None:
     assert not is_good(record, SLO)
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(messages, st.floats(0, 1000))
 def test_gaps_are_one_less_than_tokens_and_sum_to_the_time_between_first_and_last(
     gaps: list[tuple[float, int]], sent_s: float
@@ -158,7 +159,7 @@ def test_percentiles_interpolate_between_neighbours() -> None:
     assert distribution([]) is None
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(st.lists(st.sampled_from(["good", "late", "slow", "failed", "interrupted"]), max_size=20))
 def test_goodput_counts_every_miss_and_leaves_out_what_was_interrupted(kinds: list[str]) -> None:
     made = {

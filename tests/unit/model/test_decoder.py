@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from shared.kernels.activation.rules import SILU, Activation
+from shared.kernels.activation.activations import SILU, Activation
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.linear import PlainLinear
 from shared.kernels.pool_view import PoolView

@@ -19,7 +19,7 @@ from shared.model.checkpoints import write_random_checkpoint
 from shared.model.decoder import Decoder
 from shared.model.families.registry import load_config
 from shared.model.layers.head import num_listed
-from shared.model.weights.head import has_head
+from shared.model.weights.head_checkpoint import has_head
 from shared.model.weights.plan import Quantization
 from tests.unit.kernels.isas import needs_library
 from tests.unit.model.layer_equations import layer, normed

@@ -9,12 +9,13 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from shared.errors import InvalidRequest, ModelLoadError
 from shared.model.text.tokenizer import Tokenizer
+from tests.examples import examples
 
 from .conftest import byte_level_backend, write_tokenizer
 
@@ -33,7 +34,7 @@ _load = cache(Tokenizer.load)
 
 def _per_folder(test: Callable[..., None]) -> Callable[..., None]:
     """Let hypothesis run inside a test that is parametrised by a folder, which never changes."""
-    return settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])(test)
+    return examples(60, suppress_health_check=[HealthCheck.function_scoped_fixture])(test)
 
 
 @pytest.mark.parametrize("text", TEXTS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import Phase, given, settings
+from hypothesis import Phase, given
 from hypothesis import strategies as st
 
 from services.planner.policy.budget import Pair
@@ -16,6 +16,7 @@ from services.router.placement.demand import Mix
 from services.router.placement.views import Work
 from services.router.placement.what_if import Targets, pool_headroom
 from shared.errors import ConfigError
+from tests.examples import examples
 from tests.unit.router.placement.test_split import GROUPS, SLOW, fleet
 
 CONFIG = PlannerConfig(
@@ -61,7 +62,7 @@ def test_constant_load_ends_at_the_fewest_workers_with_the_headroom_and_stays_th
 
 @pytest.mark.slow
 @given(st.floats(5.0, 100.0), st.integers(1, 40))
-@settings(max_examples=20, deadline=None, phases=(Phase.explicit, Phase.generate))
+@examples(20, phases=(Phase.explicit, Phase.generate))
 def test_any_constant_load_does(rate, begin):
     ends_at_the_fewest_workers(rate, begin)
 

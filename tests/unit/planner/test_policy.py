@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from services.planner.policy.budget import Pair, gpus, replicas_now, within
@@ -18,6 +18,7 @@ from services.planner.policy.observation import Observation, PoolCount
 from services.planner.policy.planner import Decision, Planner
 from shared.errors import ConfigError
 from shared.sizing.queueing import mean_wait_s
+from tests.examples import examples
 
 CONFIG = PlannerConfig(gpu_budget=40, ttft_s=2.0, tpot_s=0.05, decode_sequences=20.0, start_s=60.0)
 TICK_S = 10.0
@@ -76,7 +77,7 @@ def test_a_poisson_process_of_constant_rate_changes_nothing(seed):
 
 
 @given(st.lists(st.floats(0.0, 30.0), min_size=4, max_size=20), st.randoms(use_true_random=False))
-@settings(max_examples=20, deadline=None)
+@examples(20)
 def test_two_changes_of_direction_are_five_minutes_apart(levels, rng):
     rates = [level * rng.uniform(0.7, 1.3) for level in levels for _ in range(rng.randint(3, 30))]
     changes = play(Planner(CONFIG), rates, Pair(3, 3))
@@ -158,7 +159,7 @@ def test_every_decision_says_why():
 @given(
     st.integers(2, 60), st.integers(1, 4), st.integers(1, 8), st.integers(1, 60), st.integers(1, 60),
 )  # fmt: skip
-@settings(max_examples=50, deadline=None)
+@examples(50)
 def test_the_allowed_pair_is_within_the_budget_and_wastes_none_of_it(
     budget, prefill_gpus, decode_gpus, prefill, decode
 ):
@@ -215,7 +216,7 @@ class PodPool:
     st.lists(st.tuples(st.floats(0, 40), st.floats(0.01, 3), st.floats(0.1, 20)), min_size=5, max_size=25),
     st.integers(8, 24),
 )
-@settings(max_examples=40, deadline=None)
+@examples(40)
 def test_no_moment_of_any_change_exceeds_the_budget(rng, loads, budget):
     limits = [PoolLimits(max_workers=rng.randint(1, 12), gpus_per_worker=rng.choice([1, 2, 4])) for _ in range(2)]
     config = PlannerConfig(prefill=limits[0], decode=limits[1], gpu_budget=budget, ttft_s=1.0, decode_sequences=8.0)

@@ -20,7 +20,7 @@ from services.preflight.machine import Machine
 from services.preflight.model_folder import EngineNeed, check_tokenizer, check_weights
 from services.preflight.needs import Overrides, needs_of
 from shared.errors import ConfigError, InvalidRequest
-from shared.model.adapters.targets import values_of_rank
+from shared.model.adapters.target_modules import values_of_rank
 from shared.model.checkpoints import write_random_checkpoint
 from shared.model.families.registry import load_config
 from shared.model.layers.head import HeadParameters

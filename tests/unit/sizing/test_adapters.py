@@ -12,9 +12,9 @@ from shared.kernels.lora.reference import make_plain_lora
 from shared.kernels.lora.step import PROJECTIONS
 from shared.model.adapters.adapter import read_adapter
 from shared.model.adapters.random_adapter import write_random_adapter
-from shared.model.adapters.targets import values_of_rank
+from shared.model.adapters.target_modules import values_of_rank
 from shared.model.families.registry import load_config
-from shared.sizing.adapters import RANK_CLASSES, adapter_bytes, largest_class, rank_class, share_of_rank
+from shared.sizing.adapter_memory import RANK_CLASSES, adapter_bytes, largest_class, rank_class, share_of_rank
 from shared.sizing.devices import H200
 from shared.sizing.load import Hardware
 from shared.sizing.memory import room

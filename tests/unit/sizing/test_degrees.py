@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.errors import ConfigError
@@ -30,6 +30,7 @@ from shared.sizing.shapes import (
 )
 from shared.sizing.spread import Spread
 from shared.sizing.step_time import StepWork
+from tests.examples import examples
 
 LOAD = Load(context=8000, concurrency=256, prompt_len=4000, output_len=500, ttft_s=1.0, tpot_s=0.04, rate=12.0)
 POWERS = st.integers(0, 3).map(lambda power: 1 << power)
@@ -58,7 +59,7 @@ def models(draw: st.DrawFn) -> ModelShape:
 
 
 @given(models(), POWERS, POWERS)
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_more_ranks_never_need_more_memory_a_rank_nor_less_than_their_share(model, tensor, pipeline):
     one, found = Spread(tensor, pipeline), model.params_per_gpu(Spread(tensor, pipeline))
     for more in (Spread(2 * tensor, pipeline), Spread(tensor, 2 * pipeline)) if one.num_ranks < 64 else ():
@@ -71,7 +72,7 @@ def test_more_ranks_never_need_more_memory_a_rank_nor_less_than_their_share(mode
 
 
 @given(models(), POWERS)
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_all_ranks_of_a_stage_hold_the_model_and_what_they_copy(model, tensor):
     held = tensor * model.params_per_gpu(Spread(tensor))
     copies = (tensor - 1) * (model.copied_params + model.kv_params)
@@ -80,7 +81,7 @@ def test_all_ranks_of_a_stage_hold_the_model_and_what_they_copy(model, tensor):
 
 
 @given(models().filter(lambda model: model.experts is not None), POWERS, POWERS, st.integers(1, 512))
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_a_step_reads_of_the_experts_between_what_one_token_chooses_and_all(model, tensor, pipeline, batch):
     assert model.experts is not None
     read = []
@@ -94,7 +95,7 @@ def test_a_step_reads_of_the_experts_between_what_one_token_chooses_and_all(mode
 
 
 @given(models(), POWERS, POWERS, st.integers(1, 200), st.integers(0, 2_000))
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_a_step_through_stages_takes_no_less_than_its_share_and_more_with_more_sequences(
     model, tensor, pipeline, batch, context
 ):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.errors import ConfigError
@@ -17,6 +17,7 @@ from shared.sizing.queueing import erlang_c, servers_needed, waits_longer
 from shared.sizing.roofline import roofline
 from shared.sizing.shapes import DEEPSEEK_V3, LLAMA_3_8B, LLAMA_3_70B, MIXTRAL_8X7B, NAMED_MODELS, decoder
 from shared.sizing.spread import Spread
+from tests.examples import examples
 
 LOAD = Load(context=8000, concurrency=256, prompt_len=4000, output_len=500, ttft_s=1.0, tpot_s=0.04, rate=12.0)
 
@@ -84,7 +85,7 @@ def test_erlang_c_as_tabulated():
 
 
 @given(st.floats(0.01, 200), st.floats(0.01, 10), st.floats(0, 10), st.floats(0.01, 0.5))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_the_servers_needed_are_enough_and_one_less_is_not(offered, service_s, wait_s, late_share):
     servers = servers_needed(offered, service_s, wait_s, late_share)
     assert servers > offered
@@ -101,7 +102,7 @@ def test_the_servers_needed_are_enough_and_one_less_is_not(offered, service_s, w
     st.sampled_from(["bf16", "fp8", "int4"]),
     st.sampled_from(["bf16", "fp8"]),
 )
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_what_is_said_to_fit_does_fit(name, gpu, context, concurrency, weights, kv_dtype):
     load = replace(LOAD, context=context, prompt_len=context // 4, output_len=context // 4, concurrency=concurrency)
     hardware = Hardware(GPUS[gpu], GPUS[gpu], gpu, gpu, weights=weights, kv_dtype=kv_dtype, max_tensor=16)

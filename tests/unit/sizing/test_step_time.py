@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.errors import ConfigError
@@ -24,6 +24,7 @@ from shared.sizing.step_fit import (
     fitted,
 )
 from shared.sizing.step_time import StepKinds, StepTimes, StepWork, chunk_pairs
+from tests.examples import examples
 from tests.unit.sizing.steps import drawn_works, step_times, works
 
 
@@ -146,7 +147,7 @@ def test_no_balance_beyond_the_steps_that_were_seen_is_believed(seconds, batches
 
 
 @given(step_times(), st.integers(0, 1000))
-@settings(max_examples=30, deadline=None)
+@examples(30)
 def test_noise_of_a_tenth_leaves_most_steps_predicted_within_a_tenth(truth, seed):
     """Where one term is all of a step and lies between two balances that are tried, a few are a fifth off."""
     rng = Random(seed)
@@ -159,7 +160,7 @@ def test_noise_of_a_tenth_leaves_most_steps_predicted_within_a_tenth(truth, seed
 
 
 @given(st.lists(st.tuples(works(), st.floats(1e-6, 100)), max_size=60), step_times() | st.none())
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_no_coefficient_is_negative_whatever_was_measured(steps, prior):
     times = learnt(steps, StepTimeFit(prior)).times
     if times is None:

@@ -7,12 +7,13 @@ from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.structure.compiler import StructureCompiler
 from shared.structure.matchers import SequenceMatchers, StructuredRow
 from shared.structure.structured_output import STRUCTURE_MEMORY_PLANS, StructuredOutput, StructureKind
+from tests.examples import examples
 from tests.random_schemas import random_schema
 
 DIGITS = StructuredOutput(StructureKind.REGEX, "[0-9]{2,9}")
@@ -52,7 +53,7 @@ def allowed(matchers: SequenceMatchers, *rows: StructuredRow) -> list[list[int]]
     return [np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")).tolist() for words in masks.words]
 
 
-@settings(max_examples=15)
+@examples(15)
 @given(seed=st.integers(0, 10_000), draws=st.integers(0, 10_000))
 def test_masks_are_a_function_of_the_tokens(
     compiler: StructureCompiler, eos_token_ids: tuple[int, ...], seed: int, draws: int
@@ -130,7 +131,7 @@ def test_random_schemas_compile(compiler, seed):
     assert compiler.compile(schema(seed)).deep_copy().compute_bitmask()
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(seed=st.integers(0, 10_000), draws=st.integers(0, 10_000))
 def test_masks_behind_guesses_are_those_of_the_answer_that_they_make(
     compiler: StructureCompiler, eos_token_ids: tuple[int, ...], seed: int, draws: int

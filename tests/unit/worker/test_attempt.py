@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from services.worker.adapters.pool import AdapterLease
+from services.worker.adapters.adapter_pool import AdapterLease
 from services.worker.attempt import MAX_SPAN_EVENTS, WorkerRequest, attempt_log, begin_trace, is_of
 from services.worker.blocks.prefix_fetch.fetch import Fetch
 from services.worker.session import Session

@@ -13,10 +13,10 @@ from types import SimpleNamespace
 import psutil
 
 from services.prefill.role import PrefillRole
-from services.worker.adapters.pool import AdapterPool
+from services.worker.adapters.adapter_pool import AdapterPool
 from services.worker.session import Session
-from services.worker.telemetry import load
-from services.worker.telemetry.load import REFRESH_S, LoadReporter, ResidentMemory
+from services.worker.telemetry import load_report
+from services.worker.telemetry.load_report import REFRESH_S, LoadReporter, ResidentMemory
 from services.worker.worker import Worker
 from shared.engine.messages import Command, EngineLoad, SetTargets
 from shared.identity import WorkerRole
@@ -71,7 +71,7 @@ async def test_every_router_hears_who_else_is_connected_and_a_single_one_hears_o
 
 
 async def test_a_change_after_a_quiet_time_is_told_at_once_and_those_behind_it_together(monkeypatch) -> None:
-    monkeypatch.setattr(load, "REPORT_INTERVAL_S", 1e4)
+    monkeypatch.setattr(load_report, "REPORT_INTERVAL_S", 1e4)
     worker = prefill_worker()
     published: list[int] = []
     reporter = LoadReporter(

@@ -50,7 +50,7 @@ _FREE_NAME = "[A-Za-z_][A-Za-z0-9_]{0,63}"
 COMMA = '"," " "?'
 """Between arguments, items and calls."""
 ARGUMENT_NAME = r"""[^\s=,()\[\]{}'"\\#*]+"""
-"""What may stand before an argument's `=`."""
+"""Regular expression of an argument's name, before its `=`."""
 
 
 class UnsupportedSchemaError(ValueError):

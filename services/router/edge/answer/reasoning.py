@@ -11,7 +11,7 @@ from services.router.edge.answer.scan import Scanner, through
 
 @dataclass(frozen=True, slots=True)
 class ReasoningMarks:
-    """What a model puts around its reasoning."""
+    """The strings with which a model begins and ends its reasoning."""
 
     begin: str
     end: str
@@ -37,7 +37,7 @@ class Channels:
 
 
 class Thinking(Enum):
-    """Where a prompt leaves the model's reasoning."""
+    """State of the model's reasoning at the end of a prompt."""
 
     BEGUN = "begun"
     """The template began it: the answer begins within it."""

@@ -69,7 +69,7 @@ def prompt_of(request: inference_pb2.GenerateRequest, max_messages: int) -> Prom
 
 
 def resume_of(message: inference_pb2.Resume) -> Resume:
-    """What the client has of the answer."""
+    """The part of an interrupted answer that the client already has, from its message."""
     return Resume(
         tuple(message.token_ids),
         message.num_chars if message.HasField("num_chars") else None,

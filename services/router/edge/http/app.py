@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.router.edge.access import CLIENT_LEFT, NOTE, STATUS, Access
 from services.router.edge.catalog import Catalog
-from services.router.edge.http.adapters import Adapters
+from services.router.edge.http.adapter_endpoints import Adapters
 from services.router.edge.http.anthropic.endpoint import Messages
 from services.router.edge.http.batches.endpoints import Batches
 from services.router.edge.http.batches.files import FileStore

@@ -105,7 +105,7 @@ class _Counts:
         return self._num_values < self._max_values and self._num_members <= self._max_members
 
     def error(self) -> InvalidRequest:
-        """What the last part broke."""
+        """The refusal that names the limit that the last part exceeded."""
         if self._num_members > self._max_members:
             what, limit = "arrays, objects and members", self._max_members
         else:

@@ -38,7 +38,7 @@ class TokenizeRequest(TemplateFields):
     return_token_strs: bool | None = None
 
     def as_prompt(self) -> Prompt:
-        """What is to be tokenized; raises InvalidRequest."""
+        """The prompt to tokenize; raises InvalidRequest unless either `prompt` or `messages` is given."""
         if (self.prompt is None) == (self.messages is None):
             raise InvalidRequest("either prompt or messages must be there", field="prompt")
         if self.prompt is not None:

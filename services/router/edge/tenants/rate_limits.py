@@ -68,7 +68,7 @@ class TokenBucket:
 
 
 class Account:
-    """What one key or tenant used."""
+    """The requests and tokens a minute of one key or tenant, against its rates."""
 
     def __init__(self, requests_per_minute: int, tokens_per_minute: int, clock: Callable[[], float]) -> None:
         self._clock = clock

@@ -17,7 +17,7 @@ _MODES: Mapping[str, Pooling] = {"pooling_mode_lasttoken": "last", "pooling_mode
 
 @dataclass(frozen=True, slots=True)
 class PoolingConfig:
-    """What is served, or why nothing is."""
+    """The kind of pooling that the router serves, or the reason why it serves none."""
 
     pooling: Pooling = ""
     is_normalized: bool = True

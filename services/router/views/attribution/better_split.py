@@ -28,9 +28,9 @@ class UsedFleet:
 
     mode: Mode
     prefills: Sequence[WorkerView]
-    """In mode disaggregated alone."""
+    """Workers with the prefill role; empty unless the mode is disaggregated."""
     decodes: Sequence[WorkerView]
-    """In other modes all of them."""
+    """Workers with the decode role; in modes other than disaggregated, all workers."""
     num_decoding: int
     """Workers that decode, of all."""
     groups: KVGroups

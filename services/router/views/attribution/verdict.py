@@ -90,7 +90,7 @@ _IN_STATE = {
     RequestState.CLOSING_UP: Cause.DECODE_STEP,
     RequestState.REPEATING: Cause.TRANSFER,
 }
-"""What a request that ran out of time was doing."""
+"""Cause of a request that ran out of time, by the state that it was in."""
 _REFUSALS = (Overloaded.code, Draining.code)
 
 

@@ -18,7 +18,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from services.worker.blocks.exchange_client import BlockExchangeClient, LocalBlocks
-from services.worker.blocks.peers import Peers
+from services.worker.blocks.peer_connections import Peers
 from services.worker.blocks.prefix_fetch.fetch_policy import FetchPolicy, plan_fetch
 from services.worker.blocks.prefix_fetch.fetch_stream import FetchStream, Source, SourceFetch
 from services.worker.host import EngineHost

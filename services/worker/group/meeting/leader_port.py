@@ -50,7 +50,7 @@ class MeetingPort:
         except OSError as error:
             raise ConfigError(f"{_FIELD}: cannot listen on {bind}: {error}", field=_FIELD, value=str(bind)) from error
         self.place = MeetingPlace(self._store.address, self._store.token, host)
-        """Where the ranks of this host meet."""
+        """Address, token and host at which the ranks of this host join."""
         self.lost_rank: int | None = None
         """The first rank that another host's member said is gone, or that is gone with it; None while all run."""
         self._members: dict[int, Frames[group_pb2.LeaderFrame, group_pb2.MemberFrame]] = {}

@@ -68,7 +68,7 @@ class Member:
 
     @property
     def endpoints(self) -> Mapping[str, str]:
-        """None."""
+        """Empty: a member has no addresses of its own."""
         return {}
 
     @property

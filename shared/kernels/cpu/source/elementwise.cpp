@@ -56,7 +56,7 @@ void rms_norm(
   });
 }
 
-enum Gate { kSilu = 0, kGeluTanh = 1, kClamped = 2 };  // shared/kernels/activation/rules.py
+enum Gate { kSilu = 0, kGeluTanh = 1, kClamped = 2 };  // shared/kernels/activation/activations.py
 
 // x / (1 + exp(-z))
 inline Floats times_sigmoid(Floats x, Floats z) {

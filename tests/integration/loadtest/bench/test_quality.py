@@ -10,8 +10,10 @@ import pytest
 import torch
 from torch.nn import functional
 
-from loadtest.bench import quality
-from loadtest.bench.quality import Quality, Texts, default_forms, forms_of, judge, texts_of
+from loadtest.bench.quality import measure as quality
+from loadtest.bench.quality.judge import Quality
+from loadtest.bench.quality.measure import default_forms, forms_of, judge
+from loadtest.bench.quality.reader import Texts, texts_of
 from shared.errors import ConfigError
 from shared.model.text.tokenizer import Tokenizer
 from tests.demo import DEMO

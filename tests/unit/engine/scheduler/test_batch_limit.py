@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from shared.engine.plan import SampledToken, StepResult, step_work
-from shared.engine.scheduler.blocks import SMALL_BATCH, BatchLimit
+from shared.engine.scheduler.block_admission import SMALL_BATCH, BatchLimit
 from shared.engine.scheduler.scheduler import Scheduler, SchedulerConfig
 from shared.engine.sequence import Goal
 from shared.errors import Overloaded
 from shared.kv.pool import BlockPool
 from shared.sizing.step_fit import MIN_STEPS, StepTimeFit
 from shared.sizing.step_time import BATCH_GAIN, StepWork
+from tests.examples import examples
 from tests.unit.engine.builders import sequence
 
 
@@ -31,7 +32,7 @@ class Measured:
 
 
 @given(st.floats(0.005, 0.05), st.floats(1e-4, 5e-3), st.floats(0.006, 0.2))
-@settings(max_examples=50, deadline=None)
+@examples(50)
 def test_a_growing_batch_stops_where_the_target_is_reached(fixed, by_seq, target):
     assume(not 0.98 < target / (fixed + by_seq) < 1.02)  # where it is by luck whether an answer alone is late
     measured, batch = Measured(target), 1

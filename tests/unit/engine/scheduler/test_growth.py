@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.engine.scheduler.blocks import MIN_OBSERVATIONS, WINDOW, GrowthReserve, OutputLengths
+from shared.engine.scheduler.block_admission import MIN_OBSERVATIONS, WINDOW, GrowthReserve, OutputLengths
+from shared.engine.scheduler.block_tables import GroupedTables
 from shared.engine.scheduler.scheduler import Scheduler, SchedulerConfig
-from shared.engine.scheduler.tables import GroupedTables
 from shared.engine.sequence import EngineSequence, Goal
 from shared.errors import Overloaded
 from shared.kv.groups import KVGroups

@@ -6,10 +6,10 @@ import math
 from random import Random
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from shared.engine.scheduler.blocks import OutputLengths
+from shared.engine.scheduler.block_admission import OutputLengths
 from shared.engine.scheduler.pacing import (
     AIM,
     BORROWED,
@@ -29,6 +29,7 @@ from shared.engine.scheduler.scheduler import SchedulerConfig
 from shared.engine.sequence import EngineSequence, Goal
 from shared.sizing.step_fit import StepTimeFit
 from shared.sizing.step_time import StepTimes, StepWork
+from tests.examples import examples
 from tests.unit.engine.builders import sequence
 from tests.unit.engine.scheduler.timed_engine import TimedEngine, prompt
 
@@ -53,7 +54,7 @@ def answer(num_tokens, num_more, num_unpaced, began_s, in_flight, goal) -> Engin
     st.integers(1, 6),
 )  # fmt: skip
 @example(0, 0.008, 0.0, 1, 2)  # a step of answers alone comes to take longer than the target
-@settings(max_examples=40, deadline=None)
+@examples(40)
 def test_no_answer_starves_chunks_always_progress_and_no_step_is_longer_than_the_greatest_gap(
     seed, target_s, gap_s, num_answers, num_prompts
 ):

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections import deque
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
@@ -21,6 +20,7 @@ from shared.errors import Overloaded
 from shared.kv.groups import NO_BLOCK, KVGroups
 from shared.kv.pool import BlockPool
 from shared.sizing.step_time import StepWork, chunk_pairs
+from tests.examples import examples
 from tests.unit.engine.block_memory import BlockMemory
 from tests.unit.engine.builders import sequence
 from tests.unit.engine.speculation.drafters import HostileDrafter
@@ -322,4 +322,4 @@ def written_by(plan: StepPlan, groups: KVGroups) -> dict[int, str]:
 
 
 TestScheduler = pytest.mark.slow(SchedulerMachine.TestCase)
-TestScheduler.settings = settings(max_examples=100, stateful_step_count=30)
+TestScheduler.settings = examples(100, stateful_step_count=30)

@@ -8,12 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from services.kvstore.tiers.checksum import block_checksum
 from services.kvstore.tiers.disk import HEADER_BYTES, DiskTier
 from shared.errors import ConfigError, StoreUnavailable
+from tests.examples import examples
 from tests.unit.kvstore.tiers.blocks import BLOCK_BYTES, HASHES, block, put, read
 
 ROOT = Path(__file__).parents[4]
@@ -46,7 +47,7 @@ def test_a_restart_keeps_blocks_and_their_order_and_tells_the_index(tmp_path: Pa
 
 
 @given(bit=st.integers(0, 8 * FILE_BYTES - 1))
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_flipped_bit_anywhere_in_a_file_is_found(tmp_path: Path, bit: int) -> None:
     tier = started(tmp_path)
     try:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from services.kvstore.tiers.arena import HostArena
@@ -15,6 +15,7 @@ from services.kvstore.tiers.checksum import block_checksum
 from services.kvstore.tiers.disk import HEADER_BYTES, DiskTier
 from shared.errors import ConfigError
 from shared.kv.checksum import BlockChecksum
+from tests.examples import examples
 from tests.unit.kvstore.tiers.blocks import BLOCK_BYTES, HASHES, block, put, read
 from tests.unit.kvstore.tiers.conftest import MakeTier
 
@@ -76,7 +77,7 @@ def test_a_budget_too_small_for_one_block_stops_the_start(tmp_path: Path) -> Non
 
 
 @given(bit=st.integers(0, 8 * BLOCK_BYTES - 1))
-@settings(max_examples=30)
+@examples(30)
 def test_a_flipped_bit_in_host_memory_is_found(bit: int) -> None:
     tier = HostArena(4 * BLOCK_BYTES, BLOCK_BYTES)
     tier.start()
@@ -92,7 +93,7 @@ def test_a_flipped_bit_in_host_memory_is_found(bit: int) -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from(["put", "read", "drain"]), st.integers(0, 11)), max_size=40))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25)
+@examples(25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_use_keeps_to_the_budget_and_to_the_truth(make_tier: MakeTier, uses: list[tuple[str, int]]) -> None:
     tier = make_tier(4)
     published: set[bytes] = set()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from loadtest.bench.long_prompt import SYSTEMS, Pair, gaps_within, median_of, results
+from loadtest.bench.long_prompt.measure import SYSTEMS, median_of, results
+from loadtest.bench.long_prompt.running_answers import Pair, gaps_within
 from loadtest.records import Reply
 
 

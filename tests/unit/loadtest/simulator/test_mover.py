@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from loadtest.simulator.clock import Clock
@@ -15,12 +15,13 @@ from loadtest.workloads.trace import TraceRequest
 from services.router.placement.policy import PlacementConfig
 from services.router.placement.split import SETTLED_S, Split
 from shared.sizing.step_time import StepTimes
+from tests.examples import examples
 from tests.unit.loadtest.simulator.setups import spec
 
 TIMES = StepTimes(fixed_s=1e-3, read_s=4e-3, token_s=1e-4, sequence_s=1e-5, kv_s=1e-7, attention_s=1e-9)
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(
     st.lists(st.tuples(st.floats(0, 1), st.integers(1, 300), st.integers(1, 300)), min_size=1, max_size=12),
     st.lists(st.tuples(st.floats(0.1, 4), st.sets(st.sampled_from(["w0", "w1", "w2"]))), max_size=4),

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from loadtest.records import Failure, FailureCause, RequestRecord
-from loadtest.results import REQUESTS, write_requests
 from loadtest.rig.command_line import call
+from loadtest.run_folder import REQUESTS, write_requests
 from loadtest.simulator.outcome import Targets
 from loadtest.simulator.replay import recorded, replay
 from loadtest.simulator.simulation import Setup, play, two_pools

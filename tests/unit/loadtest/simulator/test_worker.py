@@ -6,7 +6,7 @@ import random
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from loadtest.simulator.clock import Clock
@@ -18,6 +18,7 @@ from loadtest.simulator.worker import Calls, Progress, Worker
 from loadtest.workloads.trace import TraceRequest
 from shared.identity import BOTH
 from shared.sizing.step_time import StepTimes, StepWork
+from tests.examples import examples
 from tests.unit.loadtest.simulator.setups import spec
 
 TIMES = StepTimes(fixed_s=1e-3, read_s=4e-3, token_s=1e-4, sequence_s=1e-5, kv_s=1e-7, attention_s=1e-9)
@@ -122,7 +123,7 @@ def test_steps_done_at_once_are_those_done_one_by_one(plans_ahead, tpot_target_s
     assert at_once.world.clock.num_events < one_by_one.world.clock.num_events
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(
     st.lists(
         st.tuples(st.floats(0, 1), st.integers(1, 300), st.integers(2, 200), st.floats(0, 2), st.booleans()),

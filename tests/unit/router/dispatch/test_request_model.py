@@ -10,7 +10,6 @@ import asyncio
 from collections import Counter
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -36,6 +35,7 @@ from shared.errors import InvalidRequest, TransferFailed, WorkerLost
 from shared.kv.layout import LAYOUT_VERSION
 from shared.rpc.errors import to_proto
 from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2
+from tests.examples import examples
 
 QUEUE_TIMEOUT_S = 60.0
 NUM_BLOCKS = 12
@@ -431,6 +431,4 @@ class RequestMachine(RuleBasedStateMachine):
 
 @pytest.mark.slow
 def test_no_order_of_events_leaves_a_state_without_an_exit_or_memory_without_an_owner():
-    run_state_machine_as_test(
-        RequestMachine, settings=settings(max_examples=150, stateful_step_count=40, deadline=None)
-    )
+    run_state_machine_as_test(RequestMachine, settings=examples(150, stateful_step_count=40))

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncGenerator, Sequence
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from services.router.dispatch.record import RequestRecord
@@ -16,6 +16,7 @@ from services.router.edge.output_stream import OutputDelta, OutputStream
 from shared.engine.sampling_params import SamplingParams
 from shared.errors import Cancelled, Internal
 from shared.model.text.tokenizer import Tokenizer
+from tests.examples import examples
 from tests.unit.router.edge.scripted_core import ScriptedCore, ScriptedRequest, Step, text_steps
 
 PROMPT = (1, 2, 3)
@@ -147,7 +148,7 @@ async def test_no_stop_string_ends_an_answer_before_min_tokens(tokenizer: Tokeni
     st.lists(st.integers(1, 4), max_size=20),
     st.integers(0, 6),
 )
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_grouping_of_tokens_into_deltas_changes_nothing(
     tokenizer: Tokenizer, text: str, stops: list[str], sizes: list[int], min_tokens: int
 ) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from services.router.edge.text.stop_strings import StopStrings
+from tests.examples import examples
 
 # Two letters make stop strings that repeat themselves, which is where a matcher goes wrong.
 TEXTS = st.text(alphabet="ab", max_size=32)
@@ -31,7 +32,7 @@ def pieces_of(text: str, cuts: list[int]) -> list[str]:
 
 
 @given(TEXTS, STOPS, CUTS)
-@settings(max_examples=200)
+@examples(200)
 def test_any_split_gives_the_text_of_the_oracle(text: str, stops: list[str], cuts: list[int]) -> None:
     matcher = StopStrings(stops)
     emitted, matched = "", None
@@ -46,7 +47,7 @@ def test_any_split_gives_the_text_of_the_oracle(text: str, stops: list[str], cut
 
 
 @given(TEXTS, STOPS, CUTS)
-@settings(max_examples=200)
+@examples(200)
 def test_exactly_the_longest_beginning_of_a_stop_string_is_held_back(
     text: str, stops: list[str], cuts: list[int]
 ) -> None:

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from services.router.workers.adapters import AdapterDirectory
+from services.router.workers.adapter_names import AdapterDirectory
 from shared.errors import InvalidRequest, NotFound, WorkerLost
 from shared.rpc.pb.tandem.v1 import types_pb2
 from tests.waiting import DEADLINE_S, until

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from services.worker.adapters.pool import AdapterPool
+from services.worker.adapters.adapter_pool import AdapterPool
 from services.worker.adapters.slots import SlotTable
 from shared.errors import InvalidRequest, ModelLoadError
 from shared.kernels.lora.step import LoadedAdapter

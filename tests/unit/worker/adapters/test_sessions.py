@@ -8,7 +8,7 @@ from pathlib import Path
 
 from services.worker.session import Session
 from shared.rpc.pb.tandem.v1 import worker_pb2
-from tests.unit.worker.adapters.test_pool import Rig, rig
+from tests.unit.worker.adapters.test_adapter_pool import Rig, rig
 from tests.unit.worker.test_reports import prefill_worker
 from tests.waiting import DEADLINE_S, until
 

@@ -23,7 +23,7 @@ NAMES = {
     "response_format.json_schema": "output_config.format",
     "reasoning_effort": "output_config.effort",
 }
-"""What the chat request calls otherwise."""
+"""Fields of the Messages API, by the chat request's name for the same field."""
 
 _EFFORTS = {"max": "xhigh"}
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}

@@ -46,7 +46,7 @@ class StoredFile:
 
     @property
     def counted_bytes(self) -> int:
-        """What the file counts towards the bounds, bytes."""
+        """Bytes that the file counts for in the limits of storage, at least LEAST_BYTES."""
         return max(LEAST_BYTES, self.bytes)
 
 

@@ -12,7 +12,7 @@ _FLOOR = -9999.0
 
 
 Spelling = Callable[[int], str]
-"""How a token is named."""
+"""Gives the text of a token id in lists of log-probabilities."""
 
 
 def spelling(tokenizer: Tokenizer, as_ids: bool | None) -> Spelling:

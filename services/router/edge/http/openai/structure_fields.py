@@ -180,7 +180,7 @@ class StructureFields(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class _Options:
-    """How JSON is written."""
+    """Options for the form of JSON in an answer."""
 
     closed: bool = False  # objects have no properties but those that their schema names
     guidance: dict[str, object] = field(default_factory=dict)  # options of a schema's `x-guidance`

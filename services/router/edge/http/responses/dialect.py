@@ -121,7 +121,7 @@ class ParsedResponse(ParsedChat):
         )
 
     def own_session(self, response_id: str) -> str:
-        """What the turns of its conversation share."""
+        """Session id that all turns of the response's conversation have."""
         return self.original.conversation_id or (self.chain[0] if self.chain else response_id)
 
     def stream_writer(self, plan: Sequence[Request], request_id: str) -> ResponseWriter:

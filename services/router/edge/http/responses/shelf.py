@@ -47,7 +47,7 @@ class KeptResponse:
 
     @property
     def is_running(self) -> bool:
-        """Whether it has not ended."""
+        """Whether the response has not ended."""
         return self.body["status"] not in ENDED
 
 
@@ -141,7 +141,7 @@ class Shelf:
         return await self._records.get(tenant, [f"run:{response_id}"], LEASE_S) != [None]
 
     async def is_leased(self, tenant: str, response_id: str) -> bool:
-        """Whether there is one."""
+        """Whether a router holds the lease of this response, which it then still writes."""
         return await self._records.get(tenant, [f"run:{response_id}"]) != [None]
 
     async def release(self, tenant: str, response_id: str) -> None:

@@ -69,7 +69,7 @@ class Server:
             return None, str(error)
 
     def offers(self, tool: McpTool) -> bool:
-        """Whether the model sees it."""
+        """Whether the request lets the model see this tool."""
         return self.wanted is None or self.wanted.has(tool.name, is_read_only=tool.is_read_only)
 
     def needs_approval(self, tool: McpTool) -> bool:

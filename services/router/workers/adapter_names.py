@@ -38,7 +38,7 @@ class AdapterDirectory:
         return self._named.get(name)
 
     def all(self) -> list[NamedAdapter]:
-        """By name."""
+        """All adapters, in the order of their names."""
         return [self._named[name] for name in sorted(self._named)]
 
     def report(self, worker: WorkerLink, adapters: types_pb2.AdapterList) -> None:

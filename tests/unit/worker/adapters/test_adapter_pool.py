@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from services.worker.adapters.pool import MAX_NAMELESS, AdapterPool
+from services.worker.adapters.adapter_pool import MAX_NAMELESS, AdapterPool
 from services.worker.adapters.router_adapters import RouterAdapters
 from services.worker.adapters.slots import SlotTable
 from shared.errors import Draining, InvalidRequest, ModelLoadError, NotFound, Overloaded

@@ -85,7 +85,7 @@ class LoadReporter:
         self._resident = ResidentMemory()
         self.draining = False
         self.paused = False
-        """For a change of the weights."""
+        """Whether a change of the weights keeps new requests out."""
         self.asleep = False
         """There are no weights; it is paused too."""
         self.model_fingerprint = ""
@@ -114,7 +114,7 @@ class LoadReporter:
 
     @property
     def engine(self) -> EngineLoad | None:
-        """What the engine reported last."""
+        """The engine's last report; None before the first."""
         return self._newest
 
     def message(self) -> types_pb2.Load:

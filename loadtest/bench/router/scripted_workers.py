@@ -1,9 +1,9 @@
 """Workers without engines: real gRPC sessions, immediate answers to commands, tokens at a set pace.
 
-`python -m loadtest.bench.router.fleet --prefill 4 --decode 4 --tokens-per-s 20000 --stamps FILE` is a process as in
-shared/process.py: its ready event names the workers' addresses, and at SIGTERM it writes FILE: {attempt: [seconds, …]},
-the times by `time.perf_counter()` (one clock for all processes of a machine) of four messages: Reserve received,
-Reserved sent, Submit received, first token sent.
+`python -m loadtest.bench.router.scripted_workers --prefill 4 --decode 4 --tokens-per-s 20000 --stamps FILE` is a
+process as in shared/process.py: its ready event names the workers' addresses, and at SIGTERM it writes FILE: {attempt:
+[seconds, …]}, the times by `time.perf_counter()` (one clock for all processes of a machine) of four messages: Reserve
+received, Reserved sent, Submit received, first token sent.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""`python -m loadtest.bench index`: the cost of the fleet's block index by its size: a match, a publish, memory.
-
-All parts are real: Valkey, the KV store's process and its client over gRPC. Every `Match` is followed by a bare MGET of
-the same keys over redis-py in this process: the floor for any store, on this machine at this moment.
-"""
+"""One growing block index behind a KV store process: what is timed on it."""
 
 from __future__ import annotations
 
@@ -12,18 +8,13 @@ import secrets
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Annotated
 
 import psutil
-import uvloop
 from redis.asyncio import Redis
 
-from loadtest.rig.command_line import Option, Out, integers
-from loadtest.rig.measure import median_ratio, percentile
-from loadtest.rig.results import Report, Result, machine
 from shared.child_process import ChildProcess
 from shared.identity import WorkerIdentity, WorkerRole
 from shared.kv.hashing import HASH_BYTES
@@ -34,11 +25,6 @@ BATCH_BLOCKS = 4096
 """Most blocks in one call of a worker's publisher."""
 NUM_PUBLISHERS = 4
 MAX_PROMPTS = 256
-GOAL_MATCH_MS = {50: 1.0, 99: 2.5}
-GOAL_RATIO = 1.6
-"""Goal for match over bare MGET: 1.0 ms / 0.62 ms."""
-GOAL_PUBLISH = 50_000.0
-GOAL_BYTES = 100.0
 
 
 class IndexBench:
@@ -119,23 +105,6 @@ class IndexBench:
         return (stats.index_bytes - self._empty_bytes) / self._num_blocks
 
 
-async def run(sizes: Sequence[int], pairs: int, report: Report) -> None:
-    """Grows one index through all sizes and measures at each."""
-    async with running_index() as bench:
-        for size in sorted(sizes):
-            rate = await bench.grow(size)
-            ours, bare = await bench.match_and_mget(pairs)
-            report.add(_match_results(f"{size:,} blocks", ours, bare))
-            cpu_ms, used = await bench.store_cpu_ms(min(pairs, 500)), await bench.bytes_per_block()
-            report.add(
-                [
-                    Result(f"store CPU of a match, {size:,} blocks", cpu_ms, "ms"),
-                    Result(f"publish, {size:,} blocks", rate, "blocks/s", GOAL_PUBLISH, rate / GOAL_PUBLISH),
-                    _at_most(f"memory, {size:,} blocks", used, "B/block", GOAL_BYTES),
-                ]
-            )
-
-
 @asynccontextmanager
 async def running_index() -> AsyncIterator[IndexBench]:
     """An empty index behind a KV store process, both started as a deployment starts them. Raises their errors."""
@@ -158,33 +127,3 @@ async def _timed_ms(call: Callable[[list[bytes]], Awaitable[None]], prompt: list
     started = time.perf_counter()
     await call(prompt)
     return (time.perf_counter() - started) * 1000
-
-
-def _match_results(size: str, ours: list[float], bare: list[float]) -> list[Result]:
-    pairs = median_ratio(bare, ours)
-    results = []
-    for percent in (50, 99):
-        own, peer = percentile(ours, percent), percentile(bare, percent)
-        ratio = pairs if percent == 50 else peer / own
-        goal = GOAL_MATCH_MS[percent]
-        name = f"match {PROMPT_BLOCKS} p{percent}, {size}"
-        results.append(Result(name, own, "ms", goal, goal / own, f"MGET {peer:.3g} ms", ratio))
-    results.append(_at_most(f"match / MGET, median of pairs, {size}", 1 / pairs, "x", GOAL_RATIO))
-    return results
-
-
-def _at_most(name: str, value: float, unit: str, goal: float) -> Result:
-    return Result(name, value, unit, goal, goal / value)
-
-
-def main(
-    blocks: Annotated[str, Option(help="sizes of the index")] = "100000 1000000",
-    pairs: Annotated[int, Option(help="matches, each with an MGET, at every size")] = 2000,
-    out: Out = None,
-) -> None:
-    """Measure the fleet's block index by its size: a match, a publish, memory a block."""
-    sizes = integers(blocks, "blocks")
-    report = Report(out)
-    uvloop.run(run(sizes, pairs, report))
-    print(f"The limit is the goal; above 100 % is better than the goal. Machine: {machine()}\n")
-    report.print()

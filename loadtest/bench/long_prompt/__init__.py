@@ -1,0 +1,1 @@
+"""What arriving long prompts do to running answers."""

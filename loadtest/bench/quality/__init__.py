@@ -1,0 +1,1 @@
+"""What fewer bits cost a model in quality, beside the plain model."""

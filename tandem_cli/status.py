@@ -10,7 +10,7 @@ from google.protobuf.json_format import MessageToJson
 from rich.table import Table
 
 from shared.rpc.convert import role_from_proto, worker_roles
-from shared.rpc.pb.tandem.v1 import inference_pb2
+from shared.rpc.pb.tandem.v1 import inference_pb2, types_pb2
 from shared.sizes import size
 from tandem import AsyncTandemClient
 from tandem_cli.console import console_of, share, table_of
@@ -82,12 +82,15 @@ def _model_line(model: inference_pb2.ModelStatus) -> str:
 
 def worker_table(cluster: inference_pb2.ClusterStatus) -> Table:
     """One row a worker: what it is used for first where workers have both roles, sequences running and waiting, prompt
-    tokens to compute, free blocks, prefix hits, memory of the process and of its KV pool, what computes, adapters
-    that are ready, the processes where a worker has several, and the model where there are several."""
+    tokens to compute, free blocks, prefix hits, memory of the process and of its KV pool, what computes, guesses that
+    were right, adapters that are ready, the processes where a worker has several, and the model where there are
+    several."""
+    has_guesses = any(worker.load.guesses for worker in cluster.workers)
     has_groups = any(max(worker.tp, worker.pp) > 1 for worker in cluster.workers)
     has_adapters = any(worker.num_adapters for worker in cluster.workers)
     facts = (
         "kernels",
+        *(("guesses",) if has_guesses else ()),
         *(("adapters",) if has_adapters else ()),
         *(("ranks",) if has_groups else ()),
         *(("model",) if cluster.models else ()),
@@ -102,6 +105,7 @@ def worker_table(cluster: inference_pb2.ClusterStatus) -> Table:
             worker.address,
             _state(worker),
             *(_figures(worker) if worker.connected else ("",) * (len(figures) + 1)),
+            *((guesses(worker.load),) if has_guesses else ()),
             *((adapters(worker),) if has_adapters else ()),
             *((_ranks(worker) if worker.connected else "",) if has_groups else ()),
             *((worker.model,) if cluster.models else ()),
@@ -132,6 +136,11 @@ def _weights(worker: inference_pb2.WorkerStatus) -> str:
 
 def _kv(worker: inference_pb2.WorkerStatus) -> str:
     return f"KV {worker.kv_dtype}" if worker.kv_dtype not in ("", worker.dtype) else ""
+
+
+def guesses(load: types_pb2.Load) -> str:
+    """Right ones of each method of speculation, of those that were checked since the start."""
+    return ", ".join(f"{of.method} {share(of.num_accepted, of.num_tokens)} right" for of in load.guesses)
 
 
 def adapters(worker: inference_pb2.WorkerStatus) -> str:

@@ -25,7 +25,7 @@ from shared.rpc.pb.tandem.v1 import inference_pb2, types_pb2
 from tandem import AsyncTandemClient
 from tandem_cli.console import console_of, table_of
 from tandem_cli.options import LOCAL, Connection
-from tandem_cli.status import adapters, preference, split_line
+from tandem_cli.status import adapters, guesses, preference, split_line
 
 _PIPED_WIDTH = 120
 _QUIT = ("q", "Q", "\x1b", "\x03")
@@ -164,6 +164,7 @@ class Frame:
 
     def _workers(self, width: int) -> Table:
         wide = width >= _NARROW
+        guessed = ("guesses",) if any(worker.load.guesses for worker in self._status.workers) else ()
         held = ("adapters",) if any(worker.num_adapters for worker in self._status.workers) else ()
         prefers = ("prefers",) if any(worker.preference for worker in self._status.workers) else ()
         rows = [
@@ -173,6 +174,7 @@ class Frame:
                 *((preference(worker),) if prefers else ()),
                 _state(worker),
                 *(_figures(worker.load, self._step_ms[worker.worker.name]) if worker.connected else ("", "", "")),
+                *((guesses(worker.load),) if guessed else ()),
                 *((adapters(worker),) if held else ()),
                 _blocks(worker.load, wide=wide) if worker.connected else Text(""),
             )
@@ -180,7 +182,7 @@ class Frame:
         ]
         blocks = "KV blocks: █ in use ▒ cached ░ empty" if wide else "blocks"
         text = ("worker", "role", *prefers, "state", blocks)
-        return table_of((*text[:-1], "run", "wait", "step", *held, blocks), rows, text, header_style="dim")
+        return table_of((*text[:-1], "run", "wait", "step", *guessed, *held, blocks), rows, text, header_style="dim")
 
 
 def _head(status: inference_pb2.ClusterStatus) -> Text:

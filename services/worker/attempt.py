@@ -143,6 +143,9 @@ class WorkerRequest:
         """Fills a message with a token of this request."""
         message.request_id = self.request_id
         message.token_ids.append(token.token.token_id)
+        if token.num_guessed:
+            message.num_guessed += token.num_guessed
+            message.num_accepted += token.num_accepted
         if token.finish_reason is not None:
             message.finish_reason = finish_reason_to_proto(token.finish_reason)
         logprobs = logprobs_to_proto(token.token)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from typing import Any
 
 from services.worker.adapters.adapter_pool import AdapterLease, AdapterPool
@@ -33,6 +33,7 @@ from shared.engine.messages import (
     SetTargets,
 )
 from shared.engine.sequence import EngineSequence, Goal
+from shared.engine.speculation.speculator import GuessCounters
 from shared.errors import (
     InvalidRequest,
     Overloaded,
@@ -276,6 +277,7 @@ class Worker:
             load.routers.extend(sorted(routers))
         steps = self.host.engine.steps
         load.num_steps, load.busy_s = steps.num_steps, steps.busy_s
+        load.guesses.extend(_guesses_to_proto(self.host.guesses))
         self.router_adapters.report(load)
         load.roles.extend(roles_to_proto(self.roles))
         report = worker_pb2.Events(events=[worker_pb2.Event(load=load)]).SerializeToString()
@@ -384,6 +386,13 @@ class Worker:
         if command.weights and command.weights != weights_digest(self.host.model.fingerprint):
             raise Overloaded(f"worker {self.host.settings.name} serves other weights by now")
         return sequence_of(self.host, sequence_id, command, goal, ship_blocks, receiver)
+
+
+def _guesses_to_proto(guesses: GuessCounters) -> Iterator[types_pb2.Guesses]:
+    """Of the methods that have guessed. The engine's thread counts meanwhile."""
+    for method, num_tokens in list(guesses.num_guesses.items()):
+        if num_tokens:
+            yield types_pb2.Guesses(method=method, num_tokens=num_tokens, num_accepted=guesses.num_accepted[method])
 
 
 RoleMakers = Mapping[WorkerRole, Callable[[Worker], Role]]

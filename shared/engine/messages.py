@@ -222,6 +222,8 @@ class NewToken(NamedTuple):
     prompt_logprobs: tuple[SampledToken, ...] = ()  # with the first token, where they are asked for
     preempted_s: float = 0.0  # with a token that ends it: how long it waited without blocks after it had started
     beams: tuple[BeamAnswer, ...] = ()  # with the last token of a beam search: what it found, the best first
+    num_guessed: int = 0  # with a step's first token of the sequence: guesses that were checked for it
+    num_accepted: int = 0  # of these, right ones: the step's other tokens of the sequence
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from shared.rpc.pb.tandem.v1 import inference_pb2
 from tests.e2e.mixed_requests import answers as mixed_answers
 from tests.e2e.running import DEMO, Running, running
 from tests.integration.engine.heads import write_knowing, write_knowing_eagle
@@ -23,17 +24,25 @@ WAYS: list[dict[str, object]] = [
 LENGTH = 120
 
 
-async def answers(cluster: Running, **fields: object) -> list[object]:
+async def responses(cluster: Running, **fields: object) -> list[dict[str, Any]]:
     asked = [
         cluster.complete(prompt, max_tokens=LENGTH, **way, **fields)
         for prompt in PROMPTS
         for way in WAYS
         if not ("n" in way and isinstance(prompt, list))
     ]
+    return await asyncio.gather(*asked)
+
+
+def chosen(given: list[dict[str, Any]]) -> list[object]:
     return [
         [(choice["token_ids"], choice["text"], choice["finish_reason"]) for choice in answer["choices"]]
-        for answer in await asyncio.gather(*asked)
+        for answer in given
     ]
+
+
+async def answers(cluster: Running, **fields: object) -> list[object]:
+    return chosen(await responses(cluster, **fields))
 
 
 async def figures(cluster: Running, worker: str, name: str) -> float:
@@ -49,14 +58,29 @@ async def counted(cluster: Running) -> list[float]:
     return [await figures(cluster, "decode-0", name) for name in names]
 
 
+def in_status(status: inference_pb2.ClusterStatus) -> list[float]:
+    """As `counted`, of all workers and as the router knows."""
+    methods = [of for worker in status.workers for of in worker.load.guesses]
+    return [sum(of.num_tokens for of in methods), sum(of.num_accepted for of in methods)]
+
+
 async def test_guesses_of_a_draft_and_of_the_answers_own_text_change_no_answer(tmp_path: Path) -> None:
     async with running(tmp_path, dtype="fp32", speculation="auto", draft=str(DEMO)) as cluster:
         expected = await answers(cluster, speculation="off")
         assert await counted(cluster) == [0, 0]
-        assert await answers(cluster) == expected
+        given = await responses(cluster)
+        assert chosen(given) == expected
         guessed, right = await counted(cluster)
         assert 0 < right <= guessed
         assert await figures(cluster, "decode-0", "tandem_engine_draft_seconds_total") > 0
+        used = [answer["usage"].get("completion_tokens_details", {}) for answer in given]
+        # A worker may have guessed on when the router had found a stop string.
+        accepted, rejected = (
+            sum(of.get(f"{kind}_prediction_tokens", 0) for of in used) for kind in ("accepted", "rejected")
+        )
+        assert 0 < accepted <= right
+        assert accepted + rejected <= guessed
+        await cluster.until(lambda status: in_status(status) == [guessed, right])
         assert await answers(cluster, speculation={"method": "ngram", "max": 2}) == expected
         assert await figures(cluster, "prefill-0", "tandem_engine_draft_seconds_total") == 0
         refused = await cluster.http.post("/v1/completions", json={"prompt": "a", "speculation": {"max": 16}})

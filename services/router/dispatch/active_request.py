@@ -221,6 +221,9 @@ class ActiveRequest:
         prompt = _logprobs(tokens.prompt_logprobs) if tokens.prompt_logprobs and not self.produced else ()
         self.produced.extend(token_ids)
         self._count(len(token_ids))
+        if tokens.num_guessed:
+            self.record.num_guessed_tokens += tokens.num_guessed
+            self.record.num_accepted_tokens += tokens.num_accepted
         finish = finish_reason_from_proto(tokens.finish_reason)
         logprobs = _logprobs(tokens.logprobs) if tokens.logprobs else ()
         waiting = self._pending

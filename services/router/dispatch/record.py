@@ -233,6 +233,10 @@ class RequestRecord:
     others before it had produced."""
     num_output_tokens: int = 0
     """Tokens from the workers, without those of an earlier call."""
+    num_guessed_tokens: int = 0
+    """Guesses of its next tokens that workers checked."""
+    num_accepted_tokens: int = 0
+    """Of these, right ones, which are output tokens."""
     num_cached_tokens: int = 0
     """Prompt tokens whose KV was not recomputed."""
     num_fetched_tokens: int = 0

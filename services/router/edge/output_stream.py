@@ -36,6 +36,8 @@ class Usage:
     num_prompt_tokens: int
     num_output_tokens: int  # up to and including the token that ended the answer
     num_cached_tokens: int  # prompt tokens whose KV was not recomputed
+    num_guessed_tokens: int = 0  # that speculation guessed and had checked
+    num_accepted_tokens: int = 0  # of these, right ones, which the workers produced; a stop string may cut them off
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +188,14 @@ class OutputProcessor:
         return OutputDelta(text, delta.token_ids, delta.logprobs, self._finish(delta.finish_reason, stop_reason))
 
     def _finish(self, reason: FinishReason, stop_reason: str | int | None) -> OutputFinish:
-        usage = Usage(self._request.num_prompt_tokens, self._num_output_tokens, self._record.num_cached_tokens)
+        record = self._record
+        usage = Usage(
+            self._request.num_prompt_tokens,
+            self._num_output_tokens,
+            record.num_cached_tokens,
+            record.num_guessed_tokens,
+            record.num_accepted_tokens,
+        )
         return OutputFinish(reason, stop_reason, usage, self._record)
 
 

@@ -1,7 +1,7 @@
 // The pools: each worker's state and load.
 
 import { byId, h, keyed, s, setText } from "./dom.js";
-import { bytes, count, ms, number } from "./format.js";
+import { bytes, count, ms, number, percent } from "./format.js";
 
 const ROLES = [
   ["WORKER_ROLE_PREFILL", "Prefill pool", "computes prompts"],
@@ -25,6 +25,11 @@ function stepMs(name, load) {
 function stateOf(worker) {
   if (!worker.connected) return ["bad", "✕ lost"];
   return worker.load?.draining ? ["warn", "◐ draining"] : ["good", "● up"];
+}
+
+/** Right guesses of each method of speculation, of those that were checked since the worker's start. */
+function guesses(methods = []) {
+  return methods.map((of) => `${of.method} ${percent(count(of.num_accepted) / count(of.num_tokens))} right`).join(", ");
 }
 
 function makeWorker(worker) {
@@ -63,7 +68,7 @@ function updateWorker(element, worker) {
     element.querySelector(".room"),
     on ? `KV blocks: ${number(total - free)} in use, ${number(cached)} cached prefix, ${number(free - cached)} empty` : "its requests continue on other workers",
   );
-  setText(element.querySelector(".place"), [PREFERS[worker.preference], worker.model, worker.address, on && worker.pool_bytes ? `pool ${bytes(count(worker.pool_bytes))}` : "", worker.num_adapters ? `adapters ${worker.num_ready_adapters || 0} of ${worker.num_adapters} ready` : "", worker.kernels, worker.dtype, worker.kv_dtype !== worker.dtype && worker.kv_dtype ? `KV ${worker.kv_dtype}` : ""].filter(Boolean).join(" · "));
+  setText(element.querySelector(".place"), [PREFERS[worker.preference], worker.model, worker.address, on && worker.pool_bytes ? `pool ${bytes(count(worker.pool_bytes))}` : "", guesses(load.guesses), worker.num_adapters ? `adapters ${worker.num_ready_adapters || 0} of ${worker.num_adapters} ready` : "", worker.kernels, worker.dtype, worker.kv_dtype !== worker.dtype && worker.kv_dtype ? `KV ${worker.kv_dtype}` : ""].filter(Boolean).join(" · "));
 }
 
 function makePool([role, title, words]) {

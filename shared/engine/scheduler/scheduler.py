@@ -252,6 +252,9 @@ class Scheduler:
             # The KV behind the last right guess is of tokens that the answer does not have.
             sequence.num_computed_tokens = item.end - (len(chosen) - num_taken)
             if has_guesses:
+                tokens[-num_taken] = tokens[-num_taken]._replace(
+                    num_guessed=len(item.guesses), num_accepted=num_taken - 1
+                )
                 self._tables.keep_guessed(sequence, item.start)
             self._tables.seal(sequence, item.start)
             if sequence.goal is Goal.FIRST_TOKEN:

@@ -80,6 +80,16 @@ def test_a_cache_in_another_dtype_is_named(tandem: RunTandem, router: ScriptedRo
     assert json.loads(tandem("status", "--json").out)["workers"][0]["kv_dtype"] == "int8"
 
 
+def test_right_guesses_are_shown_by_method_where_something_guesses(tandem: RunTandem, router: ScriptedRouter) -> None:
+    router.status = some_status()
+    assert "guesses" not in tandem("status").out + tandem("top", "--once").out
+    guesses = router.status.workers[0].load.guesses
+    guesses.add(method="ngram", num_tokens=200, num_accepted=50)
+    guesses.add(method="draft", num_tokens=10, num_accepted=9)
+    for command in (("status",), ("top", "--once")):
+        assert "ngram 25 % right, draft 90 % right" in tandem(*command).out
+
+
 def test_memory_that_is_not_known_is_not_zero(tandem: RunTandem, router: ScriptedRouter) -> None:
     router.status = some_status()
     router.status.workers[0].load.ClearField("resident_bytes")

@@ -119,6 +119,7 @@ def _add_finish(response: inference_pb2.GenerateResponse, finish: OutputFinish) 
     usage.num_prompt_tokens = counts.num_prompt_tokens
     usage.num_output_tokens = counts.num_output_tokens
     usage.num_cached_tokens = counts.num_cached_tokens
+    usage.num_guessed_tokens, usage.num_accepted_tokens = counts.num_guessed_tokens, counts.num_accepted_tokens
     response.ttft.CopyFrom(ttft_message(finish.record))
     response.prefill_worker = finish.record.prefill_worker
     response.decode_worker = finish.record.decode_worker

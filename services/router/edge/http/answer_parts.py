@@ -91,12 +91,20 @@ class Totals:
         ends = self._ends()
         num_prompt = sum(end.usage.num_prompt_tokens for end in ends[:: self._n])
         num_output = sum(end.usage.num_output_tokens for end in ends)
-        return {
+        usage: dict[str, object] = {
             "prompt_tokens": num_prompt,
             "completion_tokens": num_output,
             "total_tokens": num_prompt + num_output,
             "prompt_tokens_details": {"cached_tokens": sum(end.usage.num_cached_tokens for end in ends[:: self._n])},
         }
+        num_guessed = sum(end.usage.num_guessed_tokens for end in ends)
+        if num_guessed:
+            num_accepted = sum(end.usage.num_accepted_tokens for end in ends)
+            usage["completion_tokens_details"] = {
+                "accepted_prediction_tokens": num_accepted,
+                "rejected_prediction_tokens": num_guessed - num_accepted,
+            }
+        return usage
 
     def extension(self) -> dict[str, object]:
         """OpenAI's `system_fingerprint`, and our `tandem` member of a response with one choice: each of several has its

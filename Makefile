@@ -216,7 +216,7 @@ soak: setup  ## kill a part every 10 s under streams, 10 minutes: DURATION=secon
 	$(BIN)/python -m loadtest.chaos.soak $(if $(findstring command,$(origin DURATION)),--duration "$(DURATION)") $(if $(findstring command,$(origin SPARE)),--spare "$(SPARE)") $(if $(findstring command,$(origin OUT)),--out "$(OUT)") $(ARGS)
 
 mutation: setup  ## sow small faults into the core's parts, one at a time; does a test notice? COUNT=mutants SEED=n ONLY=pool,tiers OUT=path CONTINUE=1 (keeps the results in OUT)
-	OMP_NUM_THREADS=1 TANDEM_TEST_EXAMPLES=all nice $(BIN)/python -m tests.mutation $(if $(filter 1 true yes,$(CONTINUE)),--continue) $(foreach name,COUNT SEED ONLY OUT,$(if $(findstring command,$(origin $(name))),\
+	OMP_NUM_THREADS=1 TEST_EXAMPLES=all nice $(BIN)/python -m tests.mutation $(if $(filter 1 true yes,$(CONTINUE)),--continue) $(foreach name,COUNT SEED ONLY OUT,$(if $(findstring command,$(origin $(name))),\
 		--$(shell echo $(name) | tr A-Z a-z) "$($(name))")) $(ARGS)
 
 fuzz: setup  ## hostile and random input against the HTTP and gRPC edge, sessions and block messages: CASES=100000 OUT=file

@@ -95,8 +95,9 @@ async def _answer(cluster: Running, path: str, body: dict[str, Any]) -> object:
 JOINED = ("text", "content", "arguments", "partial_json", "token_ids", "finish_reason", "stop_reason", "stop_sequence")
 """What of a stream's events is joined, however the answer was cut into them; and `delta`, where it is a text."""
 DIFFERENT = ("id", "call_id", "created", "created_at", "completed_at", "tandem", "request_id", "system_fingerprint")
-CACHED = ("cached_tokens", "input_tokens", "cache_read_input_tokens")
-"""Which of several requests comes first, and computes what others find, is chance; Anthropic counts these apart."""
+BY_CHANCE = ("cached_tokens", "input_tokens", "cache_read_input_tokens", "completion_tokens_details")
+"""Which of several requests comes first, and computes what others find, is chance (Anthropic counts these apart); so is
+how many guesses an answer had."""
 
 
 def _join(found: dict[str, Any], event: Any, key: str = "") -> None:
@@ -113,7 +114,7 @@ def _join(found: dict[str, Any], event: Any, key: str = "") -> None:
 def _kept(value: Any) -> Any:
     """Without names, times and log-probabilities, whose last bits follow the batch."""
     if isinstance(value, dict):
-        return {name: _kept(each) for name, each in value.items() if name not in DIFFERENT + CACHED}
+        return {name: _kept(each) for name, each in value.items() if name not in DIFFERENT + BY_CHANCE}
     if isinstance(value, list):
         return [_kept(each) for each in value]
     return None if isinstance(value, float) else value

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from shared.environment import check_variables
 from tests.all import PARTS, ROOT, Part, main
+from tests.examples import ALL
 
 
 def test_every_part_has_its_paths_and_every_folder_its_part() -> None:
@@ -18,6 +20,10 @@ def test_every_part_has_its_paths_and_every_folder_its_part() -> None:
     for folder in (ROOT / "tests").iterdir():
         if list(folder.glob("**/test_*.py")) and folder.name not in left_out:
             assert any(path.startswith(f"tests/{folder.name}") for path in covered), folder.name
+
+
+def test_services_take_the_environment_of_tests_that_draw_all_examples() -> None:
+    check_variables((), ALL)
 
 
 @pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])

@@ -184,4 +184,7 @@ def _behind(tokens: types_pb2.SequenceTokens, count: int) -> types_pb2.SequenceT
     if count:
         del tokens.token_ids[:count]
         del tokens.logprobs[:count]
+        known = max(0, tokens.num_accepted - len(tokens.token_ids))  # counted with the old worker's tokens
+        tokens.num_guessed -= known
+        tokens.num_accepted -= known
     return tokens

@@ -236,7 +236,7 @@ class RequestRecord:
     num_guessed_tokens: int = 0
     """Guesses of its next tokens that workers checked."""
     num_accepted_tokens: int = 0
-    """Of these, right ones, which are output tokens."""
+    """Of these, right ones, which the workers produced; a stop string may cut them off."""
     num_cached_tokens: int = 0
     """Prompt tokens whose KV was not recomputed."""
     num_fetched_tokens: int = 0

@@ -37,7 +37,7 @@ class Usage:
     num_output_tokens: int  # up to and including the token that ended the answer
     num_cached_tokens: int  # prompt tokens whose KV was not recomputed
     num_guessed_tokens: int = 0  # that speculation guessed and had checked
-    num_accepted_tokens: int = 0  # of these, right ones, which the workers produced; a stop string may cut them off
+    num_accepted_tokens: int = 0  # of these, right ones, which became output tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +194,7 @@ class OutputProcessor:
             self._num_output_tokens,
             record.num_cached_tokens,
             record.num_guessed_tokens,
-            record.num_accepted_tokens,
+            min(record.num_accepted_tokens, self._num_output_tokens),  # a stop string may have cut some off
         )
         return OutputFinish(reason, stop_reason, usage, self._record)
 

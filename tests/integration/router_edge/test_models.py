@@ -140,6 +140,7 @@ async def test_whether_workers_sleep_is_told_of_the_model_that_the_query_names(d
         ("", "a has no workers"),
         ("?model=alpha", "a has no workers"),
         ("?model=b%2Fc", "b/c has no workers"),
+        ("/?model=b%2Fc", "b/c has no workers"),
         ("?model=x", "the model 'x' is not served here"),
     ):
         response = await door.client.get(f"/is_sleeping{query}", headers={"authorization": "Bearer root"})

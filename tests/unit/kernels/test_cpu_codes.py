@@ -25,6 +25,8 @@ FORMS = {
     "int8 groups": (LinearSpec("int8", 32), 64, 128),
     "int4 groups": (LinearSpec("int4", 128), 64, 1024),
     "int4 with zeros": (LinearSpec("int4", 16, has_zeros=True), 96, 688),
+    "int4 of whole tiles with zeros": (LinearSpec("int4", 64, has_zeros=True), 96, 512),
+    "int8 of whole tiles with zeros": (LinearSpec("int8", 128, has_zeros=True), 64, 512),
     "int4 rows with zeros": (LinearSpec("int4", 0, has_zeros=True), 32, 1040),
     "int8 rows longer than are opened at once": (LinearSpec("int8", 0), 64, 8720),
     "int4 groups in rows as long": (LinearSpec("int4", 16, has_zeros=True), 64, 8720),
@@ -62,6 +64,8 @@ def test_codes_give_the_products_of_the_opened_weight_and_rows_do_not_depend_on_
     most_apart = (32 if spec.group and spec.group % 32 == 0 else 5) if has_tiles else 0
     for first, last in ((0, 1), (3, 5), (7, 20), (0, 36), (11, 60), (5, 190), (0, 513)):
         some = linear.forward(x[first:last].contiguous())
+        if 5 < last - first <= most_apart:
+            assert some.equal(linear.forward(x[:32].contiguous())[first:last])
         if last - first <= most_apart:
             close(some, found[first:last])
         else:

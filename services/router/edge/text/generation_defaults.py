@@ -118,29 +118,31 @@ def _forbidden(
 ) -> tuple[tuple[int, ...], ...]:
     """Token sequences whose last token is never chosen behind the others. As in `transformers`, a bad word that is
     an end of answers is none."""
-    suppressed = _token_ids(_SUPPRESSED, content.get(_SUPPRESSED), vocab_size)
+    listed = _token_ids(_SUPPRESSED, content.get(_SUPPRESSED))
+    suppressed = [token_id for token_id in listed if 0 <= token_id < vocab_size]  # `transformers` ignores others too
     words = content.get(_BAD)
     if words is not None and not isinstance(words, list):
         raise _invalid(f"{_BAD} must be a list of lists of token ids, found {brief(repr(words), 80)}", _BAD)
-    bad = [_token_ids(_BAD, word, vocab_size) for word in words or ()]
+    bad = [_token_ids(_BAD, word) for word in words or ()]
     if not all(bad):
         raise _invalid(f"{_BAD} must have at least one token id in each list", _BAD)
+    outside = next((token_id for word in bad for token_id in word if not 0 <= token_id < vocab_size), None)
+    if outside is not None:
+        raise _invalid(f"{_BAD}: token id {outside} is outside the vocabulary of {vocab_size}", _BAD)
     kept = [word for word in bad if len(word) > 1 or word[0] not in eos_token_ids]
     forbidden = tuple(dict.fromkeys((*((token_id,) for token_id in suppressed), *kept)))
     if len(forbidden) > MAX_DEFAULT_SEQUENCES:
         name = _BAD if len(kept) > len(suppressed) else _SUPPRESSED
-        raise _invalid(f"{name}: at most {MAX_DEFAULT_SEQUENCES} are served, found {len(forbidden)}", name)
+        found = f"at most {MAX_DEFAULT_SEQUENCES} are served, found {len(forbidden)}"
+        raise _invalid(f"{name}: {found}; edge.generation_defaults=false serves without the file's defaults", name)
     return forbidden
 
 
-def _token_ids(name: str, value: object, vocab_size: int) -> tuple[int, ...]:
+def _token_ids(name: str, value: object) -> tuple[int, ...]:
     if value is None:
         return ()
     if not isinstance(value, list) or not all(isinstance(item, int) and not isinstance(item, bool) for item in value):
         raise _invalid(f"{name} must have lists of token ids, found {brief(repr(value), 80)}", name)
-    for token_id in value:
-        if not 0 <= token_id < vocab_size:
-            raise _invalid(f"{name}: token id {token_id} is outside the vocabulary of {vocab_size}", name)
     return tuple(value)
 
 

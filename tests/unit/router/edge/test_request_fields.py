@@ -32,7 +32,7 @@ def test_only_sampling_is_taken_from_the_file(tmp_path: Path) -> None:
 
 
 def test_tokens_that_the_file_forbids_are_forbidden_and_an_end_of_answers_is_no_bad_word(tmp_path: Path) -> None:
-    content = {"suppress_tokens": [3, 5], "bad_words_ids": [[7, 8], [5], [2]]}
+    content = {"suppress_tokens": [3, 5, VOCAB_SIZE], "bad_words_ids": [[7, 8], [5], [2]]}
     (tmp_path / "generation_config.json").write_text(json.dumps(content))
     defaults = GenerationDefaults.load(tmp_path, VOCAB_SIZE, eos_token_ids=(2,))
     assert defaults.given == {"bad_sequences": ((3,), (5,), (7, 8))}
@@ -77,7 +77,7 @@ def test_every_field_that_transformers_reads_is_served_named_or_without_effect_o
     ("name", "value"),
     [
         *(("temperature", "hot"), ("top_k", 1.5), ("top_p", 2), ("min_p", True)),
-        *(("suppress_tokens", 5), ("suppress_tokens", [True]), ("suppress_tokens", [VOCAB_SIZE])),
+        *(("suppress_tokens", 5), ("suppress_tokens", [True]), ("bad_words_ids", [[VOCAB_SIZE]])),
         *(("suppress_tokens", list(range(769))), ("bad_words_ids", [3]), ("bad_words_ids", [[]])),
         *(("bad_words_ids", {"a": 1}), ("bad_words_ids", [[1, -1]])),
     ],

@@ -22,7 +22,7 @@ from services.worker.session import SessionServer
 from shared.engine.engine import Engine
 from shared.engine.plan import SampledToken, StepResult
 from shared.engine.scheduler.scheduler import Scheduler, SchedulerConfig
-from shared.engine.speculation.speculator import Speculator
+from shared.engine.speculation.speculator import GuessCounters, Speculator
 from shared.identity import DECODE, PREFILL, Roles, WorkerRole
 from shared.kv.checksum_weights import checksum_weights, weighted_sum
 from shared.kv.hashing import ChainRoots
@@ -111,6 +111,7 @@ class Worker:
             incarnation=5,
             fleet_key=None,
             packing=None,
+            guesses=GuessCounters() if self.speculator is None else self.speculator.counters,
             seal=lambda *_: None,
             settings=SimpleNamespace(
                 name="w", max_num_seqs=8, max_num_batched_tokens=64, tpot_target_ms=-1, tp=1, pp=1, ep=1

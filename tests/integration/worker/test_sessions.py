@@ -62,6 +62,7 @@ async def test_tokens_of_one_step_come_in_one_message():
         while len(found) < 30:
             (tokens,) = (await router.event("step")).step.sequences
             assert len(tokens.token_ids) == len(tokens.logprobs)
+            assert tokens.num_accepted == len(tokens.token_ids) - 1 <= tokens.num_guessed <= 3
             found += tokens.token_ids
             most = max(most, len(tokens.token_ids))
         assert (found, most) == ([7] * 30, 4)

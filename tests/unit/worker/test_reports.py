@@ -19,6 +19,7 @@ from services.worker.telemetry import load_report
 from services.worker.telemetry.load_report import REFRESH_S, LoadReporter, ResidentMemory
 from services.worker.worker import Worker
 from shared.engine.messages import Command, EngineLoad, SetTargets
+from shared.engine.speculation.speculator import GuessCounters
 from shared.identity import WorkerRole
 from shared.kv.layout import BlockLayout, KVFormat
 from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2
@@ -46,6 +47,7 @@ def prefill_worker(
         engine=SimpleNamespace(steps=SimpleNamespace(num_steps=0, busy_s=0.0), submit=submit),
         settings=SimpleNamespace(name="prefill-0", tpot_target_ms=tpot_target_ms),
         packing=None,
+        guesses=GuessCounters(),
         model=SimpleNamespace(layout=BlockLayout(1, 16, KVFormat("float32", 1, 8))),
     )
     connector = SimpleNamespace(

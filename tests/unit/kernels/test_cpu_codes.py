@@ -26,7 +26,6 @@ FORMS = {
     "int4 groups": (LinearSpec("int4", 128), 64, 1024),
     "int4 with zeros": (LinearSpec("int4", 16, has_zeros=True), 96, 688),
     "int4 of whole tiles with zeros": (LinearSpec("int4", 64, has_zeros=True), 96, 512),
-    "int8 of whole tiles with zeros": (LinearSpec("int8", 128, has_zeros=True), 64, 512),
     "int4 rows with zeros": (LinearSpec("int4", 0, has_zeros=True), 32, 1040),
     "int8 rows longer than are opened at once": (LinearSpec("int8", 0), 64, 8720),
     "int4 groups in rows as long": (LinearSpec("int4", 16, has_zeros=True), 64, 8720),

@@ -90,7 +90,7 @@ def worker_table(cluster: inference_pb2.ClusterStatus) -> Table:
     has_adapters = any(worker.num_adapters for worker in cluster.workers)
     facts = (
         "kernels",
-        *(("guesses",) if has_guesses else ()),
+        *(("right guesses",) if has_guesses else ()),
         *(("adapters",) if has_adapters else ()),
         *(("ranks",) if has_groups else ()),
         *(("model",) if cluster.models else ()),
@@ -105,7 +105,7 @@ def worker_table(cluster: inference_pb2.ClusterStatus) -> Table:
             worker.address,
             _state(worker),
             *(_figures(worker) if worker.connected else ("",) * (len(figures) + 1)),
-            *((guesses(worker.load),) if has_guesses else ()),
+            *((right_guesses(worker.load),) if has_guesses else ()),
             *((adapters(worker),) if has_adapters else ()),
             *((_ranks(worker) if worker.connected else "",) if has_groups else ()),
             *((worker.model,) if cluster.models else ()),
@@ -138,9 +138,9 @@ def _kv(worker: inference_pb2.WorkerStatus) -> str:
     return f"KV {worker.kv_dtype}" if worker.kv_dtype not in ("", worker.dtype) else ""
 
 
-def guesses(load: types_pb2.Load) -> str:
-    """Right ones of each method of speculation, of those that were checked since the start."""
-    return ", ".join(f"{of.method} {share(of.num_accepted, of.num_tokens)} right" for of in load.guesses)
+def right_guesses(load: types_pb2.Load) -> str:
+    """The share of right ones of each method of speculation, of those that were checked since the start."""
+    return ", ".join(f"{of.method} {share(of.num_accepted, of.num_tokens)}" for of in load.guesses)
 
 
 def adapters(worker: inference_pb2.WorkerStatus) -> str:

@@ -23,9 +23,9 @@ from shared.errors import TandemError
 from shared.rpc.convert import worker_roles
 from shared.rpc.pb.tandem.v1 import inference_pb2, types_pb2
 from tandem import AsyncTandemClient
-from tandem_cli.console import console_of, table_of
+from tandem_cli.console import console_of, share, table_of
 from tandem_cli.options import LOCAL, Connection
-from tandem_cli.status import adapters, guesses, preference, split_line
+from tandem_cli.status import adapters, preference, right_guesses, split_line
 
 _PIPED_WIDTH = 120
 _QUIT = ("q", "Q", "\x1b", "\x03")
@@ -42,6 +42,8 @@ TITLES = {
 _BAR = 24
 _NARROW = 92
 """Width in columns below which the blocks are shown as numbers."""
+_WIDE = 132
+"""Width in columns from which right guesses are shown by method."""
 
 
 def top(
@@ -164,7 +166,11 @@ class Frame:
 
     def _workers(self, width: int) -> Table:
         wide = width >= _NARROW
-        guessed = ("guesses",) if any(worker.load.guesses for worker in self._status.workers) else ()
+        guessed = (
+            ("right guesses" if width >= _WIDE else "guesses",)
+            if any(worker.load.guesses for worker in self._status.workers)
+            else ()
+        )
         held = ("adapters",) if any(worker.num_adapters for worker in self._status.workers) else ()
         prefers = ("prefers",) if any(worker.preference for worker in self._status.workers) else ()
         rows = [
@@ -174,7 +180,7 @@ class Frame:
                 *((preference(worker),) if prefers else ()),
                 _state(worker),
                 *(_figures(worker.load, self._step_ms[worker.worker.name]) if worker.connected else ("", "", "")),
-                *((guesses(worker.load),) if guessed else ()),
+                *(((right_guesses if width >= _WIDE else _all_right_guesses)(worker.load),) if guessed else ()),
                 *((adapters(worker),) if held else ()),
                 _blocks(worker.load, wide=wide) if worker.connected else Text(""),
             )
@@ -183,6 +189,11 @@ class Frame:
         blocks = "KV blocks: █ in use ▒ cached ░ empty" if wide else "blocks"
         text = ("worker", "role", *prefers, "state", blocks)
         return table_of((*text[:-1], "run", "wait", "step", *guessed, *held, blocks), rows, text, header_style="dim")
+
+
+def _all_right_guesses(load: types_pb2.Load) -> str:
+    num_guessed = sum(of.num_tokens for of in load.guesses)
+    return share(sum(of.num_accepted for of in load.guesses), num_guessed) if num_guessed else ""
 
 
 def _head(status: inference_pb2.ClusterStatus) -> Text:
@@ -248,16 +259,16 @@ def _causes(window: inference_pb2.GoodputWindow, width: int) -> list[Text]:
     else:
         lines = [Text.assemble(("binds now ", "dim"), ("nothing: no request was lost", "bold green"))]
     bar = _BAR if width >= _NARROW else _BAR // 2
-    for share in window.causes:
-        if share.num_lost or share.time_share >= 0.005:
-            filled = round(bar * share.time_share) or (1 if share.time_share else 0)
-            lost = f"  {share.num_lost} lost" if share.num_lost else ""
+    for cause in window.causes:
+        if cause.num_lost or cause.time_share >= 0.005:
+            filled = round(bar * cause.time_share) or (1 if cause.time_share else 0)
+            lost = f"  {cause.num_lost} lost" if cause.num_lost else ""
             lines.append(
                 Text.assemble(
-                    f"  {TITLES.get(share.cause, share.cause):<16}",
+                    f"  {TITLES.get(cause.cause, cause.cause):<16}",
                     ("█" * filled, "cyan"),
                     ("░" * (bar - filled), "dim"),
-                    f" {100 * share.time_share:3.0f} % of the time",
+                    f" {100 * cause.time_share:3.0f} % of the time",
                     (lost, "red"),
                 )
             )

@@ -82,12 +82,14 @@ def test_a_cache_in_another_dtype_is_named(tandem: RunTandem, router: ScriptedRo
 
 def test_right_guesses_are_shown_by_method_where_something_guesses(tandem: RunTandem, router: ScriptedRouter) -> None:
     router.status = some_status()
-    assert "guesses" not in tandem("status").out + tandem("top", "--once").out
+    assert "guesses" not in tandem("status").out + tandem("top", "--once").out + drawn(router.status, width=132)
     guesses = router.status.workers[0].load.guesses
     guesses.add(method="ngram", num_tokens=200, num_accepted=50)
     guesses.add(method="draft", num_tokens=10, num_accepted=9)
-    for command in (("status",), ("top", "--once")):
-        assert "ngram 25 % right, draft 90 % right" in tandem(*command).out
+    for shown in (tandem("status").out, drawn(router.status, width=132)):
+        assert "right guesses" in shown
+        assert "ngram 25 %, draft 90 %" in shown
+    assert " 28 % " in drawn(router.status, width=92)
 
 
 def test_memory_that_is_not_known_is_not_zero(tandem: RunTandem, router: ScriptedRouter) -> None:

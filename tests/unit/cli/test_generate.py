@@ -60,7 +60,8 @@ def test_json_is_one_object_with_everything(tandem: RunTandem) -> None:
     assert answer["text"] == "Hello, world"
     assert answer["token_ids"] == [11, 12, 13]
     assert answer["finish_reason"] == "stop"
-    assert answer["usage"] == {"num_prompt_tokens": 9, "num_output_tokens": 3, "num_cached_tokens": 4}
+    counts = {"num_prompt_tokens": 9, "num_output_tokens": 3, "num_cached_tokens": 4}
+    assert answer["usage"] == {**counts, "num_guessed_tokens": 0, "num_accepted_tokens": 0}
     assert answer["router_split"]["reserve_ms"] == 0.0
     assert answer["router_split"]["prefill_compute_ms"] == 7.0
     assert answer["ttft_ms"] > 0.0

@@ -73,7 +73,7 @@ class MatchStream:
         finally:
             del self._waiting[number]
             if future.done() and not future.cancelled():
-                future.exception()  # the stream may have ended before the request was written: nobody awaits that
+                future.exception()  # read, or asyncio logs an error of the stream that came before this was written
         if answer.HasField("error"):
             raise from_proto(answer.error)
         response: kvstore_pb2.MatchResponse = answer.response

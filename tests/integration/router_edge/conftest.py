@@ -14,9 +14,10 @@ import pytest
 import uvloop
 
 from services.router.dispatch.request import FinishReason, Request
+from services.router.edge.access import Access
 from services.router.edge.catalog import Catalog
 from services.router.edge.grpc.servicer import SERVICE_NAME, InferenceServicer, server_options
-from services.router.edge.http.app import Kept, build_app
+from services.router.edge.http.app import Kept, build_models_app
 from services.router.edge.http.server.http_server import HttpServer
 from services.router.edge.model_names import ModelNames
 from services.router.edge.settings import EdgeSettings
@@ -129,16 +130,15 @@ async def start_edge(edge_tokenizer: Tokenizer) -> AsyncIterator[StartEdge]:
                 rights=AdapterRights(options.tenants),  # type: ignore[arg-type]
             )
             view = FixedView(cluster_status())
-            kept = Kept.of(options, Catalog([input_processor]), records)  # type: ignore[arg-type]
-            app = build_app(input_processor, options, lambda: b"tandem_up 1\n", view, kept=kept)
+            catalog = Catalog([input_processor])
+            kept = Kept.of(options, catalog, records)  # type: ignore[arg-type]
+            app = build_models_app(catalog, options, lambda: b"tandem_up 1\n", view, Access(), kept)
             http = HttpServer("127.0.0.1:0", app, options.limits, options.tls)
             await http.start()
             stack.push_async_callback(http.stop, 0)
             kept.start(app)
             stack.push_async_callback(kept.close)
-            servicer = InferenceServicer(
-                input_processor, Catalog([input_processor]), options, cluster_status, explain, info
-            )
+            servicer = InferenceServicer(input_processor, catalog, options, cluster_status, explain, info)
             rpc = RpcServer(
                 "127.0.0.1:0",
                 servicer.register,

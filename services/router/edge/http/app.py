@@ -232,19 +232,20 @@ def build_models_app(
     """The ASGI application of one model or of several; `access` counts and logs its requests."""
     kept = kept or Kept.of(settings, catalog)
     apps = {model.model_name: build_app(model, settings, metrics, view, catalog, kept) for model in catalog.models}
-    if len(apps) == 1:
-        return AccessMiddleware(apps[catalog.first.model_name], access)
 
     def app_of(name: str) -> ASGIApp:
         return apps[catalog.find(name).model_name]
 
-    return AccessMiddleware(ModelSwitch(app_of, ApiKeys.of(settings), settings.max_body_bytes), access)
+    app: ASGIApp = apps[catalog.first.model_name]
+    if len(apps) > 1:
+        app = ModelSwitch(app_of, ApiKeys.of(settings), settings.max_body_bytes)
+    return AccessMiddleware(TrailingSlashes(app), access)
 
 
 def _middleware(settings: EdgeSettings) -> list[Middleware]:
-    every = [Middleware(TrailingSlashes), Middleware(RequestIds)]
+    ids = Middleware(RequestIds)
     if not settings.cors_origins:
-        return every
+        return [ids]
     cors = Middleware(
         CORSMiddleware,
         allow_origins=list(settings.cors_origins),
@@ -252,4 +253,4 @@ def _middleware(settings: EdgeSettings) -> list[Middleware]:
         allow_headers=["*"],
         expose_headers=["x-request-id", "retry-after"],
     )
-    return [*every, cors]
+    return [ids, cors]

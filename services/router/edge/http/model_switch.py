@@ -54,7 +54,7 @@ class ModelSwitch:
 
 def _queried(scope: Scope) -> str:
     """The model that a request without a body is for; empty where that is none."""
-    is_for_one = scope["type"] == "http" and scope["path"].rstrip("/") in BY_QUERY
+    is_for_one = scope["type"] == "http" and scope["path"] in BY_QUERY
     return QueryParams(scope["query_string"]).get("model", "") if is_for_one else ""
 
 

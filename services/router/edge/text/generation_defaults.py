@@ -71,9 +71,9 @@ class GenerationDefaults:
 
     @classmethod
     def load(cls, folder: Path, vocab_size: int, eos_token_ids: Sequence[int] = ()) -> GenerationDefaults:
-        """The defaults of a model folder; all None where it has no such file. `vocab_size`: the model's, which token
-        ids of the file must lie in. Its `max_new_tokens` is no recommendation: it is the length at which its tools
-        stop by default.
+        """The defaults of a model folder; all None where it has no such file. `vocab_size`: the model's; suppressed
+        token ids outside it are ignored, those of bad words are an error. The file's `max_new_tokens` is no
+        recommendation: it is the length at which its tools stop by default.
 
         Raises:
             ModelLoadError: the file is not valid, or a value out of the bounds of sampling; `field` names it.

@@ -146,6 +146,80 @@ inline Words pair_of(const Opened& x) {  // exact: codes have fewer bits than bf
   return either(shift_right<16>(as_words(x.even)), both(as_words(x.odd), all_words(0xffff0000)));
 }
 
+#ifdef TANDEM_NUMBER_TABLES
+// parts[R][32] of a span: products of R rows and codes of 4 bits, each opened by one look-up for 16 of them, without what
+// would put their outputs in order: sums are put in order. A word of a group has two outputs side by side, k, k + 2, k + 1
+// and k + 3 of each in its nibbles. IsSplit: whether even and odd k are summed apart.
+template <int R, bool IsSplit>
+__attribute__((always_inline)) inline void look_up(const float* a, const std::byte* codes, int64_t k, Floats (&parts)[R][2]) {
+  alignas(64) static constexpr float numbers[16] = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7};
+  const Floats table = load(numbers);
+  Floats sums[1 + IsSplit][R][2];  // of even and of odd outputs
+#pragma GCC unroll 2
+  for (int p = 0; p < 1 + IsSplit; p++)
+#pragma GCC unroll 5
+    for (int r = 0; r < R; r++) sums[p][r][0] = sums[p][r][1] = zeros();
+  for (int64_t j = 0; j < k; j += kGroupK, codes += kGroupK * kColumns / 2, a += kGroupK * R) {
+    __builtin_prefetch((const char*)codes + kAhead);
+    const Words words = load_words(codes);
+    auto add = [&]<int K>(std::integral_constant<int, K>) __attribute__((always_inline)) {
+      constexpr int kShift = K / 2 * 4 + K % 2 * 8, p = IsSplit ? K % 2 : 0;
+      const Floats even = looked_up(table, shift_right<kShift>(words)), odd = looked_up(table, shift_right<kShift + 16>(words));
+#pragma GCC unroll 5
+      for (int r = 0; r < R; r++) {
+        const Floats x = all(a[K * R + r]);
+        sums[p][r][0] = plus_product(sums[p][r][0], x, even);
+        sums[p][r][1] = plus_product(sums[p][r][1], x, odd);
+      }
+    };
+    add(std::integral_constant<int, 0>());
+    add(std::integral_constant<int, 1>());
+    add(std::integral_constant<int, 2>());
+    add(std::integral_constant<int, 3>());
+  }
+#pragma GCC unroll 5
+  for (int r = 0; r < R; r++) {
+    Floats even = sums[0][r][0], odd = sums[0][r][1];
+    if constexpr (IsSplit) even = even + sums[1][r][0], odd = odd + sums[1][r][1];
+    parts[r][0] = lower_zipped(even, odd);
+    parts[r][1] = upper_zipped(even, odd);
+  }
+}
+
+constexpr int kLookedUpRows = 5;  // the most whose sums over all spans stay in registers
+
+// c[R][32]: what coded_tile and add_scaled compute, of all spans of a panel. Under AMX these rows have an order of their
+// own anyway, so that bf16 may be split: one sum after the other would wait for itself.
+template <typename T, int R>
+__attribute__((noinline)) void looked_up_panel(
+    const float* a, const std::byte* panel, int64_t spans, const Form& form, const float* sums, float* c) {
+#ifdef TANDEM_AMX
+  constexpr bool kIsSplit = sizeof(T) == 2 && !kDeterministic;
+#else
+  constexpr bool kIsSplit = false;
+#endif
+  Floats wholes[R][2];
+#pragma GCC unroll 5
+  for (int r = 0; r < R; r++) wholes[r][0] = wholes[r][1] = zeros();
+  for (int64_t n = 0; n < spans; n++, sums += R) {
+    const CodedSpan span = form.span(n, panel);
+    Floats parts[R][2];
+    look_up<R, kIsSplit>(a + span.k * R, span.codes, span.depth, parts);
+#pragma GCC unroll 2
+    for (int v = 0; v < 2; v++) {
+      const Floats scale = load((const float*)span.head + 16 * v);
+#pragma GCC unroll 5
+      for (int r = 0; r < R; r++) wholes[r][v] = plus_product(wholes[r][v], parts[r][v], scale);
+      if (!form.has_zeros) continue;
+      const Floats offset = scale * load16((const bf16*)(span.head + 4 * kColumns) + 16 * v);
+#pragma GCC unroll 5
+      for (int r = 0; r < R; r++) wholes[r][v] = plus_product(wholes[r][v], all(sums[r]), offset);
+    }
+  }
+  store_sums(wholes, c);
+}
+#endif
+
 // Products of R rows, laid out for T, and a span's codes.
 template <typename T, int R, typename Codes>
 void coded_tile(const float* a, const Codes& codes, int64_t k, const Ahead& ahead, float* c) {
@@ -255,9 +329,21 @@ void few_coded(const Product<T>& job, int64_t low, int64_t high, int64_t first, 
   float* c = workspace.floats(kColumns * rows);
   alignas(64) float part[kRows * kColumns];
   for (int64_t p = first; p < last; p++) {
+    const std::byte* panel = (const std::byte*)job.weight + p * job.panel_stride;
+#ifdef TANDEM_NUMBER_TABLES
+    if (Laid<T>::per_word == 1 && form.bits == 4 && rows <= kLookedUpRows) {
+      with_rows(rows, [&](auto r) {
+        if constexpr (r.value <= kLookedUpRows) {
+          looked_up_panel<T, r.value>(job.rows, panel, spans, form, job.sums, c);
+          job.put(c, 0, r.value, p);
+        }
+      });
+      continue;
+    }
+#endif
     std::fill(c, c + kColumns * rows, 0.0f);
     for (int64_t n = 0; n < spans; n++) {
-      const CodedSpan span = form.span(n, (const std::byte*)job.weight + p * job.panel_stride);
+      const CodedSpan span = form.span(n, panel);
       with_codes<T>(form, span.codes, [&](const auto& codes) {
         for (int64_t t = low; t < high; t++)
           with_rows(tiles.size(t), [&](auto r) {

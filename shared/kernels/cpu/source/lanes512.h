@@ -80,6 +80,10 @@ inline Words all_bytes(uint8_t x) { return _mm512_set1_epi8(char(x)); }
 inline Words times(Words a, Words b) { return _mm512_mullo_epi32(a, b); }
 inline Words repeated(const void* p) { return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)p)); }
 inline Words looked_up(Words table, Words places) { return _mm512_shuffle_epi8(table, places); }
+#define TANDEM_NUMBER_TABLES
+inline Floats looked_up(Floats table, Words places) { return _mm512_permutexvar_ps(places, table); }  // by each word's lowest 4 bits
+inline Floats lower_zipped(Floats a, Floats b) { return _mm512_unpacklo_ps(a, b); }
+inline Floats upper_zipped(Floats a, Floats b) { return _mm512_unpackhi_ps(a, b); }
 #if defined(__AVX512VBMI__)
 #define TANDEM_BYTE_TABLES
 struct ByteTable {  // 256 bytes

@@ -11,7 +11,8 @@ from shared.model.config.folder import CONFIG_FILE, check_model_folder
 from shared.model.config.head_names import numbered_names
 from shared.model.config.json_fields import JsonFields, read_json_object
 from shared.model.config.model_config import HeadConfig, ModelConfig
-from shared.model.config.quantization import FIELD, STACKED, STACKED_METHOD, QuantizationConfig
+from shared.model.config.quantization import FIELD, STACKED, STACKED_METHOD
+from shared.model.config.quantization_methods import parse_quantization
 from shared.model.families import (
     cohere,
     deepseek,
@@ -141,7 +142,7 @@ def _describe(fields: JsonFields) -> ModelConfig:
         architecture = by_type[model_type]
     model = FAMILIES[architecture].describe(fields)
     model = _with_head(model, fields)
-    quantization = QuantizationConfig.parse(fields)
+    quantization = parse_quantization(fields)
     is_stacked_method = quantization is not None and quantization.method == STACKED_METHOD
     if quantization is not None and model.has_stacked_experts and not is_stacked_method:
         raise fields.fault(FIELD, f"{quantization.method} is not supported for {architecture}: {STACKED}")

@@ -208,7 +208,7 @@ def row_source(
     _config: QuantizationConfig,
     entries: Mapping[str, TensorEntry],
 ) -> RowSource | Floats4Source:
-    """The reader of compressed-tensors, of fp8 and of Model Optimizer's checkpoints. Raises ModelLoadError."""
+    """The reader of compressed-tensors, of fp8, Model Optimizer's and Quark's checkpoints. Raises ModelLoadError."""
     if scheme.floats4:
         return floats4_source(module, shape, scheme, entries)
     out_size, in_size = shape
@@ -283,6 +283,7 @@ MAKERS = Makers(
         "compressed-tensors": row_source,
         "fp8": row_source,
         "modelopt": row_source,
+        "quark": row_source,
         "awq": column_source,
         "gptq": column_source,
         "bitsandbytes": bits4_source,

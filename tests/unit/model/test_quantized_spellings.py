@@ -65,6 +65,42 @@ def by_layers_of_modelopt(tensors: dict[str, Tensor], config: dict[str, Any]) ->
     config |= {"quant_algo": "MIXED_PRECISION", "quantized_layers": {name: {"quant_algo": "FP8"} for name in layers}}
 
 
+def as_fbgemm(_: object, config: dict[str, Any]) -> None:
+    config.clear()
+    config |= {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0, "modules_to_not_convert": ["lm_head"]}
+
+
+def as_quark(dtype: str, scheme: str, **more: Any) -> Change:
+    """As AMD's Quark stores weights, with factors of inputs and of the cache."""
+
+    def change(tensors: dict[str, Tensor], config: dict[str, Any]) -> None:
+        for name in [name for name in tensors if name.endswith(".weight_scale")]:
+            if scheme == "per_tensor":
+                tensors[name] = tensors[name].view(())
+            tensors[name.replace("weight_scale", "input_scale")] = torch.tensor(0.5)
+            tensors[name.replace("weight_scale", "output_scale")] = torch.tensor(0.5)
+        for name in [name for name in tensors if name.endswith(".weight_packed")]:
+            tensors[name.removesuffix("_packed")] = tensors.pop(name)
+        weight = {"dtype": dtype, "qscheme": scheme, "is_dynamic": False, "symmetric": None, "group_size": None}
+        of_all = {"weight": {**weight, **more}, "input_tensors": {"dtype": dtype}, "output_tensors": None, "bias": None}
+        config.clear()
+        config |= {
+            "quant_method": "quark", "global_quant_config": of_all, "layer_quant_config": {},
+            "layer_type_quant_config": {}, "exclude": ["lm_head", "*.gate"],
+            "export": {"kv_cache_group": ["*k_proj", "*v_proj"], "pack_method": "reorder"},
+        }  # fmt: skip
+
+    return change
+
+
+def by_layers_of_quark(tensors: dict[str, Tensor], config: dict[str, Any]) -> None:
+    as_quark("fp8_e4m3", "per_channel")(tensors, config)
+    of_all = config["global_quant_config"]
+    config["layer_quant_config"] = {"*self_attn*": of_all, "model.layers.0.mlp.down_proj": of_all, "*up_proj": of_all}
+    config["layer_quant_config"]["*gate_proj"] = of_all
+    config["global_quant_config"] = {"weight": {"dtype": "int8", "qscheme": "per_tensor"}}
+
+
 def as_auto_round(packing: str, **more: Any) -> Change:
     def change(tensors: dict[str, Tensor], config: dict[str, Any]) -> None:
         for name in [name for name in tensors if name.endswith(".g_idx")]:
@@ -94,6 +130,17 @@ SPELLINGS: dict[str, tuple[str, Change, str]] = {
     "4 bits in bf16": ("nf4", in_bf16, "LlamaForCausalLM"),
     "Model Optimizer": ("fp8 tensor", as_modelopt, "LlamaForCausalLM"),
     "Model Optimizer by layers": ("fp8 tensor", by_layers_of_modelopt, "LlamaForCausalLM"),
+    "FBGEMM": ("fp8 rows", as_fbgemm, "LlamaForCausalLM"),
+    "Quark": ("fp8 tensor", as_quark("fp8_e4m3", "per_tensor"), "LlamaForCausalLM"),
+    "Quark by rows": ("fp8 rows", as_quark("fp8_e4m3", "per_channel", ch_axis=0), "mixtral"),
+    "Quark by blocks": (
+        "small fp8 blocks", as_quark("fp8_e4m3", "per_block", block_size=[32, 32]), "LlamaForCausalLM",
+    ),
+    "Quark in int8": ("w8a8", as_quark("int8", "per_channel"), "LlamaForCausalLM"),
+    "Quark in MXFP4": (
+        "mxfp4 linear", as_quark("fp4", "per_group", group_size=32, scale_format="e8m0"), "LlamaForCausalLM",
+    ),
+    "Quark by layers": ("fp8 rows", by_layers_of_quark, "LlamaForCausalLM"),
     "AutoRound as GPTQ": ("gptq", as_auto_round("auto_round:auto_gptq"), "LlamaForCausalLM"),
     "AutoRound": ("gptq_v2 int8", as_auto_round("auto_round"), "LlamaForCausalLM"),
     "AutoRound as AWQ": ("awq", as_auto_round("auto_round:auto_awq"), "LlamaForCausalLM"),
@@ -137,6 +184,10 @@ def test_layers_that_gptqmodel_stored_otherwise_are_read_by_their_patterns(tmp_p
     assert (ours - expected).abs().max() < 1e-3 * expected.abs().max()
 
 
+def quark_of(**weight: object) -> dict[str, Any]:
+    return {"quant_method": "quark", "global_quant_config": {"weight": weight}}
+
+
 @pytest.mark.parametrize(
     ("storage", "change", "field"),
     [
@@ -151,6 +202,23 @@ def test_layers_that_gptqmodel_stored_otherwise_are_read_by_their_patterns(tmp_p
         ("nvfp4", {"quant_method": "modelopt", "quant_algo": "W4A16_AWQ"}, "quant_algo"),
         ("nvfp4", {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}, "quantized_layers"),
         ("nvfp4", {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 32}, "group_size"),
+        ("fp8 rows", {"quant_method": "quark"}, "global_quant_config"),
+        ("fp8 rows", quark_of(dtype="uint4", qscheme="per_group"), "global_quant_config.weight.dtype"),
+        (
+            "fp8 rows",
+            quark_of(dtype="fp4", qscheme="per_group", group_size=16),
+            "global_quant_config.weight.group_size",
+        ),
+        (
+            "fp8 rows",
+            quark_of(dtype="int8", qscheme="per_tensor", symmetric=False),
+            "global_quant_config.weight.symmetric",
+        ),
+        (
+            "fp8 rows",
+            {**quark_of(dtype="int8", qscheme="per_tensor"), "layer_type_quant_config": {"nn.Linear": {}}},
+            "layer_type_quant_config",
+        ),
     ],
 )
 def test_what_is_not_read_is_refused_by_its_own_field(tmp_path, storage, change, field):

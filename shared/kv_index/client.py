@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -38,10 +39,11 @@ class MatchStream:
         self._translate = translate
         self._numbers = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[kvstore_pb2.MatchAnswer]] = {}
-        self._writing = asyncio.Lock()  # gRPC allows one write at a time
         self._broken: TandemError | None = None
+        self._calls: deque[kvstore_pb2.MatchCall] = deque()  # not sent yet
         self._kept: list[bytes] = []  # ids of traces that the store is to keep
-        self._keeping: asyncio.Task[None] | None = None
+        # gRPC allows one write at a time, and ends the stream where one is cancelled: no request writes itself.
+        self._writer: asyncio.Task[None] | None = None
         self._reader = asyncio.create_task(self._read(), name="match stream")
 
     @property
@@ -59,17 +61,13 @@ class MatchStream:
         number = next(self._numbers)
         future = self._waiting[number] = asyncio.get_running_loop().create_future()
         try:
+            self._calls.append(kvstore_pb2.MatchCall(id=number, request=request, traceparent=traceparent))
+            self._send()
             async with asyncio.timeout(timeout_s):
-                async with self._writing:
-                    await self._stream.write(kvstore_pb2.MatchCall(id=number, request=request, traceparent=traceparent))
                 answer = await future
         except TimeoutError as error:
             message = f"KV store {self._address} did not answer in time"
             raise StoreUnavailable(message, address=self._address) from error
-        except grpc.aio.AioRpcError as error:
-            raise self._translate(error) from error
-        except asyncio.InvalidStateError as error:  # raised by a write to a stream that has ended
-            raise StoreUnavailable(f"KV store {self._address} ended the stream", address=self._address) from error
         finally:
             del self._waiting[number]
             if future.done() and not future.cancelled():
@@ -82,20 +80,27 @@ class MatchStream:
     def keep_trace(self, trace_id: bytes) -> None:
         """Passes it on in a call that asks nothing: see MatchCall. Does not block."""
         self._kept.append(trace_id)
-        if self._keeping is None or self._keeping.done():
-            self._keeping = asyncio.create_task(self._send_kept(), name="kept traces")
+        self._send()
 
-    async def _send_kept(self) -> None:
-        while self._kept and self.is_open:
-            async with self._writing:
-                kept, self._kept = self._kept, []
-                with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the reader notices it
-                    await self._stream.write(kvstore_pb2.MatchCall(kept_traces=kept))
+    def _send(self) -> None:
+        if self._writer is None or self._writer.done():
+            self._writer = asyncio.create_task(self._write(), name="match stream's writer")
+
+    async def _write(self) -> None:
+        while (self._calls or self._kept) and self.is_open:
+            if self._calls:
+                call = self._calls.popleft()
+                if call.id not in self._waiting:
+                    continue  # its answer is not awaited any more
+            else:
+                call, self._kept = kvstore_pb2.MatchCall(kept_traces=self._kept), []
+            with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the reader notices it
+                await self._stream.write(call)
 
     async def close(self) -> None:
         """Ends the stream; waiting requests get StoreUnavailable. Idempotent."""
         self._stream.cancel()
-        await asyncio.wait({self._reader, *({self._keeping} if self._keeping is not None else ())})
+        await asyncio.wait({self._reader, *({self._writer} if self._writer is not None else ())})
 
     async def _read(self) -> None:
         broken: TandemError = StoreUnavailable(f"KV store {self._address} ended the stream", address=self._address)

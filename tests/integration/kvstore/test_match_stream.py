@@ -92,29 +92,31 @@ async def test_a_store_that_hangs_or_dies_is_told_within_the_timeout(valkey_url:
 @pytest.mark.usefixtures("admin")
 async def test_requests_that_end_before_they_are_sent_leave_the_stream_to_the_others(valkey_url: str) -> None:
     process = await start_store("--bind", "127.0.0.1:0", TANDEM_KVSTORE_REDIS_URL=valkey_url)
-    address = (await event_of(process))["address"]
-    async with grpc.aio.insecure_channel(address) as channel:
-        stub = kvstore_pb2_grpc.KVStoreServiceStub(channel)
-        stream = MatchStream(stub.MatchStream(), address, lambda error: StoreUnavailable(str(error)))
-        small = kvstore_pb2.MatchRequest(block_hashes=join_hashes(CHAIN))
-        await stream.ask(small, DEADLINE_S)
-        os.kill(process.pid, signal.SIGSTOP)
-        large = kvstore_pb2.MatchRequest(block_hashes=join_hashes(hashes(1) * MAX_HASHES))
-        # More than gRPC takes from a sender whose peer reads nothing.
-        hasty = [asyncio.create_task(stream.ask(large, 0.3)) for _ in range(32)]
-        patient = asyncio.create_task(stream.ask(small, 4 * DEADLINE_S))
-        cancelled = asyncio.create_task(stream.ask(large, 4 * DEADLINE_S))
-        for ended in await asyncio.gather(*hasty, return_exceptions=True):
-            assert isinstance(ended, StoreUnavailable)
-            assert "in time" in str(ended)
-        cancelled.cancel()
-        await asyncio.wait({cancelled})
-        os.kill(process.pid, signal.SIGCONT)
-        await patient
-        assert stream.is_open
-        await stream.close()
-    process.terminate()
-    await end_of(process)
+    try:
+        address = (await event_of(process))["address"]
+        async with grpc.aio.insecure_channel(address) as channel:
+            stub = kvstore_pb2_grpc.KVStoreServiceStub(channel)
+            stream = MatchStream(stub.MatchStream(), address, lambda error: StoreUnavailable(str(error)))
+            small = kvstore_pb2.MatchRequest(block_hashes=join_hashes(CHAIN))
+            await stream.ask(small, DEADLINE_S)
+            os.kill(process.pid, signal.SIGSTOP)
+            large = kvstore_pb2.MatchRequest(block_hashes=join_hashes(hashes(1) * MAX_HASHES))
+            # More than gRPC takes from a sender whose peer reads nothing.
+            hasty = [asyncio.create_task(stream.ask(large, 0.3)) for _ in range(32)]
+            patient = asyncio.create_task(stream.ask(small, 4 * DEADLINE_S))
+            cancelled = asyncio.create_task(stream.ask(large, 4 * DEADLINE_S))
+            for ended in await asyncio.gather(*hasty, return_exceptions=True):
+                assert isinstance(ended, StoreUnavailable)
+                assert "in time" in str(ended)
+            cancelled.cancel()
+            await asyncio.wait({cancelled})
+            os.kill(process.pid, signal.SIGCONT)
+            await patient
+            assert stream.is_open
+            await stream.close()
+    finally:
+        process.kill()
+        await end_of(process)
 
 
 async def _found(client: KVStoreClient) -> bool:

@@ -21,8 +21,9 @@ from loadtest.rig.command_line import Option, run
 from loadtest.rig.results import write_json
 from shared.errors import ModelLoadError
 from shared.model.checkpoints import write_random_checkpoint
-from shared.model.gguf.description import config_of, tokenizer_of
+from shared.model.gguf.description import config_of
 from shared.model.gguf.header import read_gguf
+from shared.model.gguf.vocabulary import tokenizer_of
 from shared.model.weights.safetensors_files import STORED, read_header
 from tests.gguf_files import write_model
 

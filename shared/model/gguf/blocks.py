@@ -106,6 +106,48 @@ def _q6_k(raw: Tensor) -> Tensor:
     return (parts * scales[..., None]).flatten(1)
 
 
+def _shifted(packed: Tensor) -> Tensor:
+    """Codes of 2 bits, four a byte: [..., 64] to [..., 2, 4, 32], the lowest bits of each 32 bytes first."""
+    shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8)[:, None]
+    return _split(packed, 2)[..., None, :] >> shifts & 3
+
+
+def _q2_k(raw: Tensor) -> Tensor:
+    scales = (raw[..., :16] & 15).float() * _halves(raw[..., 80:82])[..., None]
+    lows = (raw[..., :16] >> 4).float() * _halves(raw[..., 82:])[..., None]
+    parts = _split(_shifted(raw[..., 16:80]).flatten(-3), 16).float()
+    return (parts * scales[..., None] - lows[..., None]).flatten(1)
+
+
+def _q3_k(raw: Tensor) -> Tensor:
+    first, second, third = raw[..., 96:100], raw[..., 100:104], raw[..., 104:108]
+    packed = torch.cat((first & 15, second & 15, first >> 4, second >> 4), -1)
+    upper = torch.cat([third >> shift & 3 for shift in (0, 2, 4, 6)], -1)
+    scales = ((packed | upper << 4).float() - 32) * _halves(raw[..., 108:])[..., None]
+    places = torch.arange(8, dtype=torch.uint8)[:, None]
+    highest = raw[..., None, :32] >> places & 1  # [..., 8, 32]
+    codes = _shifted(raw[..., 32:96]).flatten(-3, -2) | highest << 2
+    return (_split((codes.float() - 4).flatten(-2), 16) * scales[..., None]).flatten(1)
+
+
+_UNEVEN = torch.tensor([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], dtype=torch.float32)
+"""What codes of IQ4 stand for."""
+
+
+def _iq4_nl(raw: Tensor) -> Tensor:
+    codes = torch.cat((raw[..., 2:] & 15, raw[..., 2:] >> 4), -1)
+    return (_UNEVEN[codes.int()] * _halves(raw[..., :2])[..., None]).flatten(1)
+
+
+def _iq4_xs(raw: Tensor) -> Tensor:
+    lower = torch.stack((raw[..., 4:8] & 15, raw[..., 4:8] >> 4), -1).flatten(-2)
+    upper = torch.stack([raw[..., 2 + part // 4] >> 2 * (part % 4) & 3 for part in range(8)], -1)
+    scales = ((lower | upper << 4).float() - 32) * _halves(raw[..., :2])[..., None]
+    packed = _split(raw[..., 8:], 8)
+    codes = torch.cat((packed & 15, packed >> 4), -1)
+    return (_UNEVEN[codes.int()] * scales[..., None]).flatten(1)
+
+
 TYPES = {
     0: BlockType("F32", 1, 4),
     1: BlockType("F16", 1, 2),
@@ -115,6 +157,10 @@ TYPES = {
     6: BlockType("Q5_0", 32, 22, _q5_0),
     7: BlockType("Q5_1", 32, 24, _q5_1),
     8: BlockType("Q8_0", 32, 34, _q8_0, LinearSpec("int8", 32)),
+    10: BlockType("Q2_K", _WIDE, 84, _q2_k),
+    11: BlockType("Q3_K", _WIDE, 110, _q3_k),
+    20: BlockType("IQ4_NL", 32, 18, _iq4_nl),
+    23: BlockType("IQ4_XS", _WIDE, 136, _iq4_xs),
     12: BlockType("Q4_K", _WIDE, 144, _q4_k),
     13: BlockType("Q5_K", _WIDE, 176, _q5_k),
     14: BlockType("Q6_K", _WIDE, 210, _q6_k),

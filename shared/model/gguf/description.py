@@ -1,16 +1,31 @@
-"""What a GGUF file's metadata say of its model, as a model folder in Hugging Face layout says it."""
+"""What a GGUF file's metadata say of its model, as `config.json` says it."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
 
-from shared.errors import ModelLoadError
 from shared.model.gguf.header import GgufHeader, Value
+from shared.model.gguf.metadata import Metadata
 
-ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
-"""`general.architecture` → its name in Hugging Face layout."""
+ARCHITECTURES = {
+    "llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM",
+    "qwen3moe": "Qwen3MoeForCausalLM",
+}  # fmt: skip
+"""`general.architecture` → its name in Hugging Face layout; llama with experts is Mixtral."""
+_EXPERTS = {
+    "qwen3moe": {
+        "ffn_gate_inp": "mlp.gate", "ffn_gate_exps": "mlp.experts.{}.gate_proj",
+        "ffn_up_exps": "mlp.experts.{}.up_proj", "ffn_down_exps": "mlp.experts.{}.down_proj",
+    },
+    "llama": {
+        "ffn_gate_inp": "block_sparse_moe.gate", "ffn_gate_exps": "block_sparse_moe.experts.{}.w1",
+        "ffn_up_exps": "block_sparse_moe.experts.{}.w3", "ffn_down_exps": "block_sparse_moe.experts.{}.w2",
+    },
+}  # fmt: skip
+"""By architecture, names within a layer; {}: of each expert, which lie one behind the other in one tensor."""
 _TOP = {"token_embd": "model.embed_tokens", "output": "lm_head", "output_norm": "model.norm"}
 _OF_LAYER = {
     "attn_norm": "input_layernorm",
@@ -26,85 +41,34 @@ _OF_LAYER = {
     "ffn_down": "mlp.down_proj",
 }
 _LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
-_CONTROL, _USER_DEFINED, _NORMAL = 3, 4, 1
-_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_SPLITS = {"llama-bpe": _WORDS % r"\p{N}{1,3}", "qwen2": _WORDS % r"\p{N}", "gpt-2": None}
-"""How text is split before its pairs are merged, by `tokenizer.ggml.pre`; None: as GPT-2 does."""
-
-
-def plain_name(name: str) -> str:
-    """A tensor's name in a checkpoint of Hugging Face layout; of an unknown one its own."""
+FREQUENCY_FACTORS = "rope_freqs.weight"
+"""The tensor of what frequencies of positions are divided by."""
+_TRAINED, _LOW, _HIGH = 8192, 1.0, 4.0
+"""Llama 3's: tokens of its first length, and turns over these below and above which frequencies are scaled and not."""
+def plain_names(architecture: str, name: str, shape: tuple[int, ...]) -> list[str]:
+    """A tensor's name in a checkpoint of Hugging Face layout, or those of the experts that lie in it one behind the
+    other; of an unknown one its own."""
     module, _, kind = name.rpartition(".")
     if module in _TOP:
-        return f"{_TOP[module]}.{kind}"
+        return [f"{_TOP[module]}.{kind}"]
     found = _LAYER.fullmatch(name)
-    if found is None or found[2] not in _OF_LAYER:
-        return name
-    return f"model.layers.{found[1]}.{_OF_LAYER[found[2]]}.{found[3]}"
-
-
-class _Fields:
-    """Metadata by name. Raises ModelLoadError (`field`) for what is missing or of another type."""
-
-    def __init__(self, header: GgufHeader) -> None:
-        self.header = header
-        self.prefix = f"{self.text('general.architecture')}."
-
-    def fault(self, name: str, problem: str) -> ModelLoadError:
-        file = self.header.path
-        return ModelLoadError(f"{file}: {name} {problem}", field=name, file=file.name)
-
-    def own(self, name: str, default: Value | None = None) -> Value | None:
-        """A value under the architecture's name."""
-        return self.header.metadata.get(self.prefix + name, default)
-
-    def text(self, name: str) -> str:
-        found = self.header.metadata.get(name)
-        if not isinstance(found, str):
-            raise self.fault(name, f"must be a text, found {type(found).__name__}")
-        return found
-
-    def size(self, name: str, default: int | None = None) -> int:
-        found = self.own(name, default)
-        if not isinstance(found, int) or isinstance(found, bool) or found < 1:
-            shown = f"a list of {len(found)}" if isinstance(found, list) else repr(found)
-            raise self.fault(self.prefix + name, f"must be a whole number above 0, found {shown}")
-        return found
-
-    def number(self, name: str, default: float | None = None) -> float:
-        found = self.own(name, default)
-        if not isinstance(found, int | float) or isinstance(found, bool):
-            raise self.fault(self.prefix + name, f"must be a number, found {found!r}")
-        return float(found)
-
-    def texts(self, name: str) -> list[str]:
-        found = self.header.metadata.get(name)
-        if not isinstance(found, list) or not all(isinstance(item, str) for item in found):
-            raise self.fault(name, "must be a list of texts")
-        return [str(item) for item in found]
-
-    def token(self, name: str) -> int | None:
-        found = self.header.metadata.get(f"tokenizer.ggml.{name}")
-        if found is None:
-            return None
-        if not isinstance(found, int) or isinstance(found, bool) or found < 0:
-            raise self.fault(f"tokenizer.ggml.{name}", f"must be a token's id, found {found!r}")
-        return found
+    known = _OF_LAYER | _EXPERTS.get(architecture, {})
+    if found is None or found[2] not in known:
+        return [name]
+    plain = f"model.layers.{found[1]}.{known[found[2]]}.{found[3]}"
+    return [plain.format(expert) for expert in range(shape[0])] if "{}" in plain and len(shape) == 3 else [plain]
 
 
 def config_of(header: GgufHeader) -> dict[str, Any]:
     """The content of `config.json`. Raises ModelLoadError (`field`) for what is missing or not served."""
-    fields = _Fields(header)
+    fields = Metadata(header)
     name = fields.text("general.architecture")
     if name not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
         raise fields.fault("general.architecture", f"is {name}, which is not supported in GGUF; supported: {known}")
     shapes = {tensor.name: tensor.shape for tensor in header.tensors}
-    for unread in ("expert_count", "attention.sliding_window"):
-        if fields.own(unread):
-            raise fields.fault(fields.prefix + unread, f"is {fields.own(unread)}, which is not supported in GGUF")
-    if "rope_freqs.weight" in shapes or fields.own("rope.scaling.type", "none") != "none":
-        raise fields.fault(fields.prefix + "rope.scaling.type", "scales positions, which is not supported in GGUF")
+    if window := fields.own("attention.sliding_window"):
+        raise fields.fault(fields.prefix + "attention.sliding_window", f"is {window}, which is not supported in GGUF")
     if "token_embd.weight" not in shapes:
         raise fields.fault("token_embd.weight", "is missing")
     hidden, heads = fields.size("embedding_length"), fields.size("attention.head_count")
@@ -115,6 +79,7 @@ def config_of(header: GgufHeader) -> dict[str, Any]:
     return {
         "architectures": [ARCHITECTURES[name]],
         "model_type": name,
+        **_rope(fields, head_dim),
         "vocab_size": shapes["token_embd.weight"][0],
         "hidden_size": hidden,
         "intermediate_size": fields.size("feed_forward_length"),
@@ -130,7 +95,65 @@ def config_of(header: GgufHeader) -> dict[str, Any]:
         "bos_token_id": fields.token("bos_token_id"),
         "eos_token_id": list(dict.fromkeys(end for end in ends if end is not None)),
         "torch_dtype": "bfloat16",
+        **_experts(fields, name),
     }
+
+
+def _experts(fields: Metadata, name: str) -> dict[str, Any]:
+    if not fields.own("expert_count"):
+        return {}
+    if name not in _EXPERTS:
+        raise fields.fault(fields.prefix + "expert_count", "is not supported in GGUF for this architecture")
+    count, chosen = fields.size("expert_count"), fields.size("expert_used_count")
+    if name == "llama":
+        return {
+            "architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_local_experts": count,
+            "num_experts_per_tok": chosen,
+        }  # fmt: skip
+    size = fields.size("expert_feed_forward_length")
+    return {
+        "model_type": "qwen3_moe", "num_experts": count, "num_experts_per_tok": chosen, "moe_intermediate_size": size,
+        "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": [],
+    }  # fmt: skip
+
+
+def _rope(fields: Metadata, head_dim: int) -> dict[str, Any]:
+    """How positions are scaled, if they are."""
+    factors = fields.header.numbers(FREQUENCY_FACTORS)
+    kind = fields.own("rope.scaling.type", "none")
+    if factors is not None:
+        if kind != "none":
+            raise fields.fault(fields.prefix + "rope.scaling.type", f"is {kind} beside {FREQUENCY_FACTORS}")
+        return {"rope_scaling": _llama3(fields, head_dim, factors)}
+    if kind == "none":
+        return {}
+    name = fields.prefix + "rope.scaling.type"
+    if kind not in ("linear", "yarn"):
+        raise fields.fault(name, f"is {kind}, which is not supported in GGUF; supported: none, linear, yarn")
+    if fields.number("rope.scaling.attn_factor", 1.0) != 1.0:
+        raise fields.fault(fields.prefix + "rope.scaling.attn_factor", "other than 1 is not supported")
+    scaling: dict[str, Any] = {"rope_type": kind, "factor": fields.number("rope.scaling.factor")}
+    if kind == "yarn":
+        scaling["original_max_position_embeddings"] = fields.size("rope.scaling.original_context_length")
+    return {"rope_scaling": scaling}
+
+
+def _llama3(fields: Metadata, head_dim: int, factors: list[float]) -> dict[str, Any]:
+    """The scaling of Llama 3.1 and later, of which a file has what it comes to: what each frequency is divided by."""
+    theta, factor = fields.number("rope.freq_base", 10000.0), max(factors, default=0.0)
+    if len(factors) != head_dim // 2 or not all(0 < number < math.inf for number in factors):
+        raise fields.fault(FREQUENCY_FACTORS, f"must be {head_dim // 2} numbers above 0")
+    found = []
+    for pair in range(head_dim // 2):
+        turns = _TRAINED / (2 * math.pi * theta ** (2 * pair / head_dim))  # of the pair, over the trained length
+        share = min(1.0, max(0.0, (turns - _LOW) / (_HIGH - _LOW)))
+        found.append(1 / ((1 - share) / factor + share))
+    if not all(math.isclose(a, b, rel_tol=1e-3) for a, b in zip(factors, found, strict=True)):
+        raise fields.fault(FREQUENCY_FACTORS, "are not those of Llama 3, which alone are supported in GGUF")
+    return {
+        "rope_type": "llama3", "factor": factor, "low_freq_factor": _LOW, "high_freq_factor": _HIGH,
+        "original_max_position_embeddings": _TRAINED,
+    }  # fmt: skip
 
 
 def heads_of(metadata: Mapping[str, Value], name: str) -> int:
@@ -141,69 +164,3 @@ def heads_of(metadata: Mapping[str, Value], name: str) -> int:
     found = queries if ".attn_q." in name else metadata.get("llama.attention.head_count_kv", queries)
     is_placed = ".attn_q." in name or ".attn_k." in name
     return found if is_placed and isinstance(found, int) else 0
-
-
-def tokenizer_of(header: GgufHeader) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The contents of `tokenizer.json` and `tokenizer_config.json`, of vocabularies of byte pairs.
-
-    Raises ModelLoadError (`field`) for another kind of vocabulary, and for one that splits text in an unknown way.
-    """
-    fields = _Fields(header)
-    beside = "put the model's tokenizer.json beside the file"
-    model = fields.text("tokenizer.ggml.model")
-    if model != "gpt2":
-        raise fields.fault("tokenizer.ggml.model", f"is {model}, which is not read: {beside}")
-    split = fields.text("tokenizer.ggml.pre")
-    if split not in _SPLITS:
-        raise fields.fault("tokenizer.ggml.pre", f"is {split}, which is not known ({', '.join(_SPLITS)}): {beside}")
-    tokens, merges = fields.texts("tokenizer.ggml.tokens"), fields.texts("tokenizer.ggml.merges")
-    kinds = header.metadata.get("tokenizer.ggml.token_type", [_NORMAL] * len(tokens))
-    if not isinstance(kinds, list) or len(kinds) != len(tokens):
-        raise fields.fault("tokenizer.ggml.token_type", f"must be a list of {len(tokens)} numbers")
-    if any(len(pair.split(" ")) != 2 for pair in merges):
-        raise fields.fault("tokenizer.ggml.merges", "must be pairs with a space between them")
-    pattern = _SPLITS[split]
-    bytes_alone = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": pattern is None}
-    split_first = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
-    named = {which: fields.token(f"{which}_token_id") for which in ("bos", "eos")}
-    if any(number is not None and number >= len(tokens) for number in named.values()):
-        raise fields.fault("tokenizer.ggml.bos_token_id", f"must be below {len(tokens)}, and so must that of eos")
-    texts = {f"{which}_token": tokens[number] for which, number in named.items() if number is not None}
-    first = texts.get("bos_token") if header.metadata.get("tokenizer.ggml.add_bos_token") else None
-    sequence = {"Sequence": {"id": "A", "type_id": 0}}
-    begin = [] if first is None else [{"SpecialToken": {"id": first, "type_id": 0}}]
-    known = {} if first is None else {first: {"id": first, "ids": [tokens.index(first)], "tokens": [first]}}
-    tokenizer = {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [
-            {
-                "id": number, "content": token, "single_word": False, "lstrip": False, "rstrip": False,
-                "normalized": False, "special": kind == _CONTROL,
-            }
-            for number, (token, kind) in enumerate(zip(tokens, kinds, strict=True))
-            if kind in (_CONTROL, _USER_DEFINED)
-        ],
-        "normalizer": {"type": "NFC"} if split == "qwen2" else None,
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*([split_first] if pattern else []), bytes_alone]},
-        "post_processor": {
-            "type": "TemplateProcessing",
-            "single": [*begin, sequence],
-            "pair": [*begin, sequence, {"Sequence": {"id": "B", "type_id": 1}}],
-            "special_tokens": known,
-        },
-        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
-        "model": {
-            "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
-            "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False,
-            "ignore_merges": split == "llama-bpe",
-            "vocab": {token: number for number, token in enumerate(tokens)},
-            "merges": [pair.split(" ") for pair in merges],
-        },
-    }  # fmt: skip
-    config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", **texts}
-    template = header.metadata.get("tokenizer.chat_template")
-    if isinstance(template, str):
-        config["chat_template"] = template
-    return tokenizer, config

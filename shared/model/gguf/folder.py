@@ -9,8 +9,9 @@ from pathlib import Path
 
 from shared.errors import ModelLoadError
 from shared.model.config.folder import GGUF_FILE, TOKENIZER_FILE
-from shared.model.gguf.description import config_of, tokenizer_of
+from shared.model.gguf.description import config_of
 from shared.model.gguf.header import read_gguf
+from shared.model.gguf.vocabulary import tokenizer_of
 
 _BESIDE = (TOKENIZER_FILE, "tokenizer_config.json", "generation_config.json", "chat_template.jinja")
 

@@ -22,6 +22,8 @@ _VERSIONS = (2, 3)
 _MOST_BYTES = 256 << 20
 """Most bytes of a header; vocabularies are its largest part."""
 _MOST_DIMS = 4
+_MOST_NUMBERS = 4096
+"""Of a tensor that is read with the header."""
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 
@@ -46,6 +48,21 @@ class GgufHeader:
     num_bytes: int  # of the file
     metadata: dict[str, Value]
     tensors: tuple[GgufTensor, ...]
+
+    def numbers(self, name: str) -> list[float] | None:
+        """The numbers of a short tensor in fp32; None where there is none of that name. Raises ModelLoadError
+        (`tensor`) for one of another kind, or that cannot be read."""
+        tensor = next((tensor for tensor in self.tensors if tensor.name == name), None)
+        if tensor is None:
+            return None
+        if tensor.type != "F32" or tensor.num_bytes > _MOST_NUMBERS * 4:
+            raise ModelLoadError(f"{name} must be at most {_MOST_NUMBERS} numbers in F32", tensor=name)
+        try:
+            with self.path.open("rb") as file:
+                file.seek(tensor.begin)
+                return list(struct.unpack(f"<{tensor.num_bytes // 4}f", file.read(tensor.num_bytes)))
+        except (OSError, struct.error) as error:
+            raise ModelLoadError(f"{name} cannot be read: {error}", tensor=name) from error
 
 
 def read_gguf(path: Path) -> GgufHeader:

@@ -15,7 +15,7 @@ from shared.errors import ModelLoadError
 from shared.kernels.cpu.beside_steps import pause
 from shared.model.config.folder import GGUF_FILE, check_is_content, other_weights
 from shared.model.config.json_fields import read_json_object
-from shared.model.gguf.description import heads_of, plain_name
+from shared.model.gguf.description import FREQUENCY_FACTORS, heads_of, plain_names
 from shared.model.gguf.header import read_gguf
 
 SINGLE_FILE = "model.safetensors"
@@ -145,18 +145,18 @@ def read_header(path: Path) -> SafetensorsFile:
 def _read_gguf(path: Path) -> SafetensorsFile:
     """A GGUF file, its tensors by their names in Hugging Face layout, in its own types."""
     header = read_gguf(path)
-    entries = tuple(
-        TensorEntry(
-            name=plain_name(tensor.name),
-            dtype=tensor.type,
-            shape=tensor.shape,
-            begin=tensor.begin,
-            num_bytes=tensor.num_bytes,
-            paired_heads=heads_of(header.metadata, tensor.name),
-        )
-        for tensor in header.tensors
-    )
-    return SafetensorsFile(path=path, header=header.raw, num_bytes=header.num_bytes, entries=entries)
+    architecture = str(header.metadata.get("general.architecture", ""))
+    entries = []
+    for tensor in header.tensors:
+        if tensor.name == FREQUENCY_FACTORS:  # config.json has what they come to
+            continue
+        names = plain_names(architecture, tensor.name, tensor.shape)
+        shape = tensor.shape if len(tensor.shape) != 3 else tensor.shape[1:]
+        num_bytes = tensor.num_bytes // len(names)
+        for number, name in enumerate(names):
+            begin, heads = tensor.begin + number * num_bytes, heads_of(header.metadata, tensor.name)
+            entries.append(TensorEntry(name, tensor.type, shape, begin, num_bytes, paired_heads=heads))
+    return SafetensorsFile(path=path, header=header.raw, num_bytes=header.num_bytes, entries=tuple(entries))
 
 
 def _entry(name: str, value: dict[str, object], data_start: int) -> TensorEntry:

@@ -13,6 +13,7 @@ from shared.model.gguf.folder import gguf_folder
 from shared.model.ranks.shard import Degrees
 from tests.gguf_files import write_model
 from tests.integration.engine.engine_run import EngineRun, hand_off
+from tests.integration.engine.families import EXPERTS, write_family
 from tests.integration.engine.group_run import GroupRun
 from tests.integration.engine.test_quantized import NUM_TOKENS, PROMPT, expected_of
 from tests.unit.model.paged_run import greedy, prompt_logits
@@ -52,3 +53,33 @@ def test_a_file_gives_the_logits_and_tokens_of_its_opened_weights(tmp_path, arch
             assert hand_off(prefill, decode, PROMPT, max_tokens=NUM_TOKENS) == tokens
         with GroupRun(folder, Degrees(tensor=2)) as group:
             assert group.generate(PROMPT, max_tokens=NUM_TOKENS)[0] == tokens
+
+
+LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 500000.0, "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}  # fmt: skip
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16}
+
+
+@pytest.mark.parametrize(
+    ("family", "kinds", "rope"),
+    [
+        ("LlamaForCausalLM", ("Q8_0",), LLAMA3),
+        ("Qwen3ForCausalLM", ("Q8_0",), YARN),
+        ("LlamaForCausalLM", ("IQ4_NL",), {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}),
+        ("qwen3-moe", ("Q8_0", "Q4_0"), None),
+        ("mixtral", ("Q4_0",), LLAMA3),
+        ("LlamaForCausalLM", ("Q2_K", "Q3_K", "IQ4_XS"), None),
+    ],
+)
+def test_scaled_positions_experts_and_further_types_give_the_logits_of_the_opened_model(tmp_path, family, kinds, rope):
+    sizes = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64} if "Q2_K" in kinds else {}
+    more = {"extra_config": {**EXPERTS[family][1], "mlp_only_layers": []}} if family == "qwen3-moe" else {}
+    write_family(tmp_path / "source", family, **sizes, **more, vocab_size=256, rope=rope)
+    write_model(tmp_path / "source", kinds, tmp_path / "model.gguf", tmp_path / "opened")
+    (tmp_path / "tokenizer.json").write_text("{}")
+    expected, tokens = expected_of(tmp_path / "opened")
+    decoder = Decoder.load(gguf_folder(tmp_path / "model.gguf", tmp_path / "cache"), torch.float32, "cpu")
+    assert (prompt_logits(decoder, PROMPT, 20) - expected).abs().max() <= 1e-3 * expected.abs().max()
+    assert greedy(decoder, PROMPT, NUM_TOKENS)[0] == tokens

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
+import struct
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -90,8 +92,18 @@ def test_fingerprints_follow_the_file(tmp_path, source):
         ({"llama.block_count": "many"}, "llama.block_count"),
         ({"llama.block_count": -1}, "llama.block_count"),
         ({"llama.attention.head_count_kv": [1, 2]}, "llama.attention.head_count_kv"),
-        ({"llama.expert_count": 8}, "llama.expert_count"),
-        ({"llama.rope.scaling.type": "yarn"}, "llama.rope.scaling.type"),
+        ({"llama.expert_count": 8}, "llama.expert_used_count"),
+        ({"llama.attention.sliding_window": 8}, "llama.attention.sliding_window"),
+        ({"llama.rope.scaling.type": "longrope"}, "llama.rope.scaling.type"),
+        ({"llama.rope.scaling.type": "linear"}, "llama.rope.scaling.factor"),
+        (
+            {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0},
+            "llama.rope.scaling.original_context_length",
+        ),
+        (
+            {"llama.rope.scaling.type": "linear", "llama.rope.scaling.attn_factor": 2.0},
+            "llama.rope.scaling.attn_factor",
+        ),
         ({"llama.rope.dimension_count": 8}, "llama.rope.dimension_count"),
         ({"tokenizer.ggml.model": "llama"}, "tokenizer.ggml.model"),
         ({"tokenizer.ggml.pre": "viking"}, "tokenizer.ggml.pre"),
@@ -105,6 +117,27 @@ def test_what_is_not_served_is_refused_by_field(tmp_path, source, metadata, fiel
     with pytest.raises(ModelLoadError) as caught:
         gguf_folder(path, tmp_path / "cache")
     assert caught.value.field == field
+
+
+def test_factors_of_frequencies_other_than_those_of_llama_3_are_refused(tmp_path, source):
+    for factors in ([1.0] * 7 + [2.0], [1.0] * 7 + [0.0], [float("nan")] * 8, [float("inf")] * 8):
+        of_rope = {"rope_freqs.weight": ("F32", (8,), struct.pack("<8f", *factors))}
+        shutil.rmtree(tmp_path / "opened", ignore_errors=True)
+        write_model(source, ("Q8_0",), tmp_path / "small.gguf", tmp_path / "opened", of_rope, **vocabulary())
+        with pytest.raises(ModelLoadError) as caught:
+            gguf_folder(tmp_path / "small.gguf", tmp_path / "cache")
+        assert caught.value.field == "rope_freqs.weight"
+
+
+@pytest.mark.parametrize(("split", "pieces"), [("smollm", 3), ("qwen2", 3), ("gpt-2", 1)])
+def test_digits_are_split_as_the_vocabulary_says(tmp_path, source, split, pieces):
+    tokens = [*(chr(code) for code in range(33, 127)), "12", "123"]
+    words = vocabulary(**{
+        "tokenizer.ggml.pre": split, "tokenizer.ggml.tokens": tokens, "tokenizer.ggml.merges": ["1 2", "12 3"],
+        "tokenizer.ggml.token_type": [1] * len(tokens),
+    })  # fmt: skip
+    folder = gguf_folder(write(source, tmp_path, **words), tmp_path / "cache")
+    assert len(Tokenizer.load(folder).encode("123")) == pieces + 1
 
 
 def test_damaged_headers_raise_nothing_untyped(tmp_path, source):

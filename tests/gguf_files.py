@@ -52,6 +52,8 @@ def value(content: Any) -> bytes:
             return struct.pack("<I", 8) + text(content)
         case [str(), *_]:
             return struct.pack("<IIQ", 9, 8, len(content)) + b"".join(map(text, content))
+        case [float(), *_]:
+            return struct.pack("<IIQ", 9, 6, len(content)) + struct.pack(f"<{len(content)}f", *content)
         case list():
             return struct.pack("<IIQ", 9, 5, len(content)) + struct.pack(f"<{len(content)}i", *content)
     raise AssertionError(content)

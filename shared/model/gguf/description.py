@@ -45,6 +45,8 @@ FREQUENCY_FACTORS = "rope_freqs.weight"
 """The tensor of what frequencies of positions are divided by."""
 _TRAINED, _LOW, _HIGH = 8192, 1.0, 4.0
 """Llama 3's: tokens of its first length, and turns over these below and above which frequencies are scaled and not."""
+
+
 def plain_names(architecture: str, name: str, shape: tuple[int, ...]) -> list[str]:
     """A tensor's name in a checkpoint of Hugging Face layout, or those of the experts that lie in it one behind the
     other; of an unknown one its own."""

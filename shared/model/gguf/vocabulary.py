@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from shared.model.gguf.header import GgufHeader
+from shared.model.gguf.header import GgufHeader, Value
 from shared.model.gguf.metadata import Metadata
 
-_CONTROL, _USER_DEFINED, _NORMAL = 3, 4, 1
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
+"""Kinds of tokens."""
+_SENTENCEPIECE = "llama"
+_MODELS = ("gpt2", _SENTENCEPIECE)
+_SPACE = "\u2581"
+_BESIDE = "put the model's tokenizer.json beside the file"
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _LETTERS = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|"
@@ -27,35 +32,25 @@ _QWENS = ("qwen2", "deepseek-r1-qwen")
 
 
 def tokenizer_of(header: GgufHeader) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The contents of `tokenizer.json` and `tokenizer_config.json`, of vocabularies of byte pairs.
+    """The contents of `tokenizer.json` and `tokenizer_config.json`.
 
-    Raises ModelLoadError (`field`) for another kind of vocabulary, and for one that splits text in an unknown way.
+    Raises ModelLoadError (`field`) for a vocabulary of another kind than byte pairs and SentencePiece's pairs, and for
+    one that splits text in an unknown way.
     """
     fields = Metadata(header)
-    beside = "put the model's tokenizer.json beside the file"
     model = fields.text("tokenizer.ggml.model")
-    if model != "gpt2":
-        raise fields.fault("tokenizer.ggml.model", f"is {model}, which is not read: {beside}")
-    split = fields.text("tokenizer.ggml.pre")
-    if split not in _SPLITS:
-        raise fields.fault("tokenizer.ggml.pre", f"is {split}, which is not known ({', '.join(_SPLITS)}): {beside}")
-    tokens, merges = fields.texts("tokenizer.ggml.tokens"), fields.texts("tokenizer.ggml.merges")
+    if model not in _MODELS:
+        raise fields.fault("tokenizer.ggml.model", f"is {model}, which is not read ({', '.join(_MODELS)}): {_BESIDE}")
+    tokens = fields.texts("tokenizer.ggml.tokens")
     kinds = header.metadata.get("tokenizer.ggml.token_type", [_NORMAL] * len(tokens))
     if not isinstance(kinds, list) or len(kinds) != len(tokens):
         raise fields.fault("tokenizer.ggml.token_type", f"must be a list of {len(tokens)} numbers")
-    if any(len(pair.split(" ")) != 2 for pair in merges):
-        raise fields.fault("tokenizer.ggml.merges", "must be pairs with a space between them")
-    pattern = _SPLITS[split]
-    bytes_alone = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": pattern is None}
-    split_first = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
-    first_splits: list[dict[str, Any]] = [split_first] if pattern else []
-    if split in _OF_ONE_DIGIT:
-        first_splits = [{"type": "Digits", "individual_digits": True}]
     named = {which: fields.token(f"{which}_token_id") for which in ("bos", "eos")}
     if any(number is not None and number >= len(tokens) for number in named.values()):
         raise fields.fault("tokenizer.ggml.bos_token_id", f"must be below {len(tokens)}, and so must that of eos")
     texts = {f"{which}_token": tokens[number] for which, number in named.items() if number is not None}
-    first = texts.get("bos_token") if header.metadata.get("tokenizer.ggml.add_bos_token") else None
+    begins = header.metadata.get("tokenizer.ggml.add_bos_token", model == _SENTENCEPIECE)
+    first = texts.get("bos_token") if begins else None
     sequence = {"Sequence": {"id": "A", "type_id": 0}}
     begin = [] if first is None else [{"SpecialToken": {"id": first, "type_id": 0}}]
     known = {} if first is None else {first: {"id": first, "ids": [tokens.index(first)], "tokens": [first]}}
@@ -66,30 +61,82 @@ def tokenizer_of(header: GgufHeader) -> tuple[dict[str, Any], dict[str, Any]]:
         "added_tokens": [
             {
                 "id": number, "content": token, "single_word": False, "lstrip": False, "rstrip": False,
-                "normalized": False, "special": kind == _CONTROL,
+                "normalized": False, "special": kind != _USER_DEFINED,
             }
             for number, (token, kind) in enumerate(zip(tokens, kinds, strict=True))
-            if kind in (_CONTROL, _USER_DEFINED)
+            if kind in (_UNKNOWN, _CONTROL, _USER_DEFINED)
         ],
-        "normalizer": {"type": "NFC"} if split in _QWENS else None,
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*first_splits, bytes_alone]},
         "post_processor": {
             "type": "TemplateProcessing",
             "single": [*begin, sequence],
             "pair": [*begin, sequence, {"Sequence": {"id": "B", "type_id": 1}}],
             "special_tokens": known,
         },
-        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
-        "model": {
-            "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
-            "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False,
-            "ignore_merges": split in _WHOLE_WORDS,
-            "vocab": {token: number for number, token in enumerate(tokens)},
-            "merges": [pair.split(" ") for pair in merges],
-        },
+        **(_sentencepiece if model == _SENTENCEPIECE else _byte_pairs)(fields, tokens, kinds),
     }  # fmt: skip
     config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", **texts}
     template = header.metadata.get("tokenizer.chat_template")
     if isinstance(template, str):
         config["chat_template"] = template
     return tokenizer, config
+
+
+def _byte_pairs(fields: Metadata, tokens: list[str], _kinds: list[Value]) -> dict[str, Any]:
+    split = fields.text("tokenizer.ggml.pre")
+    if split not in _SPLITS:
+        raise fields.fault("tokenizer.ggml.pre", f"is {split}, which is not known ({', '.join(_SPLITS)}): {_BESIDE}")
+    merges = fields.texts("tokenizer.ggml.merges")
+    if any(len(pair.split(" ")) != 2 for pair in merges):
+        raise fields.fault("tokenizer.ggml.merges", "must be pairs with a space between them")
+    pattern = _SPLITS[split]
+    first: list[dict[str, Any]] = []
+    if pattern is not None:
+        first = [{"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}]
+    elif split in _OF_ONE_DIGIT:
+        first = [{"type": "Digits", "individual_digits": True}]
+    bytes_alone = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": pattern is None}
+    return {
+        "normalizer": {"type": "NFC"} if split in _QWENS else None,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*first, bytes_alone]},
+        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+        "model": _merging(tokens, [pair.split(" ") for pair in merges], ignore_merges=split in _WHOLE_WORDS),
+    }
+
+
+def _sentencepiece(fields: Metadata, tokens: list[str], kinds: list[Value]) -> dict[str, Any]:
+    """Pieces with scores, of which that pair is merged first whose whole has the highest; spaces are written as `▁`,
+    and what no piece has is spelled in bytes."""
+    scores = fields.header.metadata.get("tokenizer.ggml.scores")
+    if not isinstance(scores, list) or len(scores) != len(tokens) or any(isinstance(x, str | list) for x in scores):
+        raise fields.fault("tokenizer.ggml.scores", f"must be a list of {len(tokens)} numbers")
+    if fields.header.metadata.get("tokenizer.ggml.precompiled_charsmap"):
+        raise fields.fault("tokenizer.ggml.precompiled_charsmap", f"is not read: {_BESIDE}")
+    places = {token: number for number, token in enumerate(tokens)}
+    merges: list[tuple[float, int, int, list[str]]] = []
+    for token, score, kind in zip(tokens, scores, kinds, strict=True):
+        cuts = range(1, len(token)) if kind == _NORMAL else ()
+        pairs = [[token[:cut], token[cut:]] for cut in cuts if token[:cut] in places and token[cut:] in places]
+        pairs.sort(key=lambda pair: (places[pair[0]], places[pair[1]]))
+        merges += [(float(score), len(left), len(right), [left, right]) for left, right in pairs]  # type: ignore[arg-type]
+    merges.sort(key=lambda merge: merge[:3], reverse=True)
+    unknown = next((token for token, kind in zip(tokens, kinds, strict=True) if kind == _UNKNOWN), None)
+    has_prefix = bool(fields.header.metadata.get("tokenizer.ggml.add_space_prefix", True))
+    prefix = [{"type": "Prepend", "prepend": _SPACE}] if has_prefix else []
+    strip = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if has_prefix else []
+    to_space = {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "}
+    from_space = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
+    decoders = [to_space, {"type": "ByteFallback"}, {"type": "Fuse"}, *strip]
+    return {
+        "normalizer": {"type": "Sequence", "normalizers": [*prefix, from_space]},
+        "pre_tokenizer": None,
+        "decoder": {"type": "Sequence", "decoders": decoders},
+        "model": _merging(tokens, [pair for *_, pair in merges], unk_token=unknown, fuse_unk=True, byte_fallback=True),
+    }
+
+
+def _merging(tokens: list[str], merges: list[list[str]], **settings: object) -> dict[str, Any]:
+    return {
+        "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
+        "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": False,
+        "vocab": {token: number for number, token in enumerate(tokens)}, "merges": merges, **settings,
+    }  # fmt: skip

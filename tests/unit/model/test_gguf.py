@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -12,14 +13,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from shared.errors import ConfigError, ModelLoadError
 from shared.model.checkpoints import write_random_checkpoint
 from shared.model.decoder import Decoder
 from shared.model.families.registry import load_config
 from shared.model.gguf.folder import gguf_folder
-from shared.model.gguf.header import read_gguf
+from shared.model.gguf.header import GgufHeader, read_gguf
+from shared.model.gguf.vocabulary import tokenizer_of
 from shared.model.text.tokenizer import Tokenizer
 from shared.model.weights.loader import fingerprint
 from shared.model.weights.plan import AS_STORED, QUANTIZATIONS
@@ -42,6 +47,38 @@ def vocabulary(**changes: Any) -> dict[str, Any]:
         "tokenizer.ggml.bos_token_id": 0,
         "tokenizer.ggml.add_bos_token": True,
         "tokenizer.chat_template": "{{ messages }}",
+    }
+    return {**fields, **changes}
+
+
+BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+PIECES = [
+    *"\u2581aetn\u00fc",
+    "\u2581t",
+    "at",
+    "an",
+    "\u2581a",
+    "en",
+    "\u2581tan",
+    "tat",
+    "ten",
+    "\u2581\u2581",
+    "\u00fcn",
+    "atat",
+    "ata",
+]
+"""Pieces of a vocabulary that was made by SentencePiece, of which a longer one may be learned before its parts."""
+
+
+def of_sentencepiece(**changes: Any) -> dict[str, Any]:
+    tokens = ["<unk>", "<s>", "</s>", *BYTES, *PIECES]
+    fields = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.scores": [0.0] * 259 + [-float(rank) for rank in range(len(PIECES))],
+        "tokenizer.ggml.token_type": [2, 3, 3, *[6] * 256, *[1] * len(PIECES)],
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
     }
     return {**fields, **changes}
 
@@ -105,7 +142,10 @@ def test_fingerprints_follow_the_file(tmp_path, source):
             "llama.rope.scaling.attn_factor",
         ),
         ({"llama.rope.dimension_count": 8}, "llama.rope.dimension_count"),
-        ({"tokenizer.ggml.model": "llama"}, "tokenizer.ggml.model"),
+        ({"tokenizer.ggml.model": "t5"}, "tokenizer.ggml.model"),
+        ({"tokenizer.ggml.model": "llama"}, "tokenizer.ggml.scores"),
+        (of_sentencepiece(**{"tokenizer.ggml.scores": [0.5]}), "tokenizer.ggml.scores"),
+        (of_sentencepiece(**{"tokenizer.ggml.precompiled_charsmap": [1]}), "tokenizer.ggml.precompiled_charsmap"),
         ({"tokenizer.ggml.pre": "viking"}, "tokenizer.ggml.pre"),
         ({"tokenizer.ggml.merges": ["a b", "ab"]}, "tokenizer.ggml.merges"),
         ({"tokenizer.ggml.token_type": [1]}, "tokenizer.ggml.token_type"),
@@ -138,6 +178,39 @@ def test_digits_are_split_as_the_vocabulary_says(tmp_path, source, split, pieces
     })  # fmt: skip
     folder = gguf_folder(write(source, tmp_path, **words), tmp_path / "cache")
     assert len(Tokenizer.load(folder).encode("123")) == pieces + 1
+
+
+def pieces_of(text: str) -> list[str]:
+    """SentencePiece's rule: of neighbours whose whole is a piece, those with the highest score, the first among equal
+    ones, become one, until there are none."""
+    found = list(("\u2581" + text).replace(" ", "\u2581"))
+    while True:
+        wholes = [(PIECES.index(a + b), at) for at, (a, b) in enumerate(itertools.pairwise(found)) if a + b in PIECES]
+        if not wholes:
+            return [part for piece in found for part in ([piece] if piece in PIECES else in_bytes(piece))]
+        _, at = min(wholes)
+        found[at : at + 2] = ["".join(found[at : at + 2])]
+
+
+def in_bytes(piece: str) -> list[str]:
+    return [f"<0x{byte:02X}>" for byte in piece.encode()]
+
+
+@given(text=st.text(st.sampled_from("aetn \u00fcx\n\U0001f600"), min_size=1, max_size=24))
+def test_pieces_of_sentencepiece_are_merged_by_their_scores(text):
+    header = GgufHeader(Path("small.gguf"), b"", 0, {"general.architecture": "llama", **of_sentencepiece()}, ())
+    tokenizer = tokenizers.Tokenizer.from_str(json.dumps(tokenizer_of(header)[0]))
+    encoded = tokenizer.encode(text)
+    assert encoded.tokens == ["<s>", *pieces_of(text)]
+    assert tokenizer.decode(encoded.ids) == text
+
+
+def test_a_vocabulary_of_sentencepiece_is_served(tmp_path, source):
+    folder = gguf_folder(write(source, tmp_path, **of_sentencepiece()), tmp_path / "cache")
+    tokenizer = Tokenizer.load(folder)
+    ids = tokenizer.encode("tan a\u00fcx ten")
+    assert tokenizer.decode(ids) == "tan a\u00fcx ten"
+    assert ids[0] == 1
 
 
 def test_damaged_headers_raise_nothing_untyped(tmp_path, source):

@@ -32,7 +32,7 @@ async def test_an_answer_whose_client_has_left_is_dropped() -> None:
             ended.set_result(None)
 
     server = grpc.aio.server()
-    kvstore_pb2_grpc.add_KVStoreServiceServicer_to_server(Store(), server)
+    kvstore_pb2_grpc.add_KVStoreServiceServicer_to_server(Store(), server)  # type: ignore[abstract]
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel, asyncio.timeout(DEADLINE_S):

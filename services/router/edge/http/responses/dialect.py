@@ -43,7 +43,9 @@ class Responses:
         read = [InputItem.model_validate(item) for item in later]
         inner = chat_request(request, earlier, read, box.tools)
         chat = self._chat.parsed(inner, callable_names(request, box.tools))
-        return ParsedResponse.of(chat, original=request, earlier=earlier, box=box)
+        # The usage counts tokens of reasoning, and log-probabilities are the text's alone.
+        options = replace(chat.options, text=replace(chat.options.text, is_by_token=True))
+        return ParsedResponse.of(replace(chat, options=options), original=request, earlier=earlier, box=box)
 
     def again(self, call: ParsedResponse, items: Sequence[Item], max_tokens: int | None) -> ParsedResponse:
         """The same call behind the items that it has brought so far, for at most `max_tokens` further tokens. A tool

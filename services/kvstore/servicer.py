@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -19,7 +20,7 @@ from shared.identity import WorkerIdentity
 from shared.kv.hashing import HASH_BYTES
 from shared.kv_index.client import match_to_proto
 from shared.kv_index.holders import EventStamp, PrefixMatch, Tier, hashes_of
-from shared.rpc.errors import answer, to_proto
+from shared.rpc.errors import STREAM_OVER, answer, to_proto
 from shared.rpc.pb.tandem.v1 import kvstore_pb2, kvstore_pb2_grpc
 from shared.tasks import end_task
 from shared.telemetry.trace_context import TraceContext, new_span_id
@@ -85,7 +86,8 @@ class MatchStreams:
                 logger.exception("a bug stopped a match")
                 answer = kvstore_pb2.MatchAnswer(id=call.id, error=to_proto(error))
             async with writing:
-                await context.write(answer)
+                with contextlib.suppress(STREAM_OVER):  # the client has given up on the answer
+                    await context.write(answer)
         finally:
             self._num_running -= 1
             if not self._num_running:

@@ -22,7 +22,7 @@ from shared import failpoints
 from shared.engine.step_counters import StepCounters
 from shared.errors import DeadlineExceeded, InvalidRequest, ModelMismatch, TandemError, Unauthenticated
 from shared.fingerprints import difference
-from shared.rpc.errors import abort
+from shared.rpc.errors import STREAM_OVER, abort
 from shared.rpc.fleet_identity import FleetGuard
 from shared.rpc.outbox import Outbox
 from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2
@@ -47,8 +47,6 @@ HELLO_TIMEOUT_S = 10.0
 """Longest wait for the first command of a session's stream."""
 LAST_WRITE_TIMEOUT_S = 2.0
 """For the message that is on its way out when a session ends."""
-STREAM_OVER = (grpc.aio.BaseError,)
-"""What gRPC raises for a read or write on a stream that the router has left, or whose server stops."""
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -214,7 +212,7 @@ class SessionServer:
                     task.cancel()
                 results = await asyncio.gather(*ends, return_exceptions=True)
                 for result in results:
-                    if isinstance(result, Exception) and not isinstance(result, (*STREAM_OVER, Unauthenticated)):
+                    if isinstance(result, Exception) and not isinstance(result, (STREAM_OVER, Unauthenticated)):
                         logger.error("session %d ended by an error", session.session_id, exc_info=result)
             reason = f": {session.end_reason}" if session.end_reason else ""
             logger.info("router %s gone (session %d)%s", session.router_name, session.session_id, reason)

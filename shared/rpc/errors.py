@@ -34,6 +34,9 @@ STATUS_DOMAIN = "tandem"
 ERROR_TRAILER = "tandem-error-bin"
 """Trailing metadata key that carries a serialized tandem.v1.Error beside the gRPC status."""
 
+STREAM_OVER = grpc.aio.BaseError
+"""What gRPC raises for a read or write on a stream that the client has left, or whose server stops."""
+
 MAX_TEXT_BYTES = 400
 """Longest message of an error. A byte of it takes up to 3 + 4/3 bytes on the wire: percent-encoded in the status, and
 in base64 in the trailer."""

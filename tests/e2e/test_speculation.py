@@ -121,14 +121,37 @@ async def test_guesses_change_no_answer(tmp_path: Path, mode: str) -> None:
 async def test_requests_of_all_kinds_at_once_have_the_answers_that_they_have_without_guesses(
     tmp_path: Path, shape: dict[str, Any]
 ) -> None:
-    async with running(tmp_path / "off", **shape) as cluster:
+    await guesses_change_no_mixed_answer(tmp_path, DEMO, {"speculation": "auto", "draft": str(DEMO)}, shape)
+
+
+async def guesses_change_no_mixed_answer(
+    tmp_path: Path, model: Path, guessing: dict[str, Any], shape: dict[str, Any]
+) -> None:
+    """Compares two clusters' answers to all kinds of requests at once; `guessing` is what one has beside `shape`."""
+    async with running(tmp_path / "off", model, served_model_name="demo", **shape) as cluster:
         expected = await mixed_answers(cluster)
-    async with running(tmp_path / "auto", speculation="auto", draft=str(DEMO), **shape) as cluster:
+    async with running(tmp_path / "on", model, served_model_name="demo", **guessing, **shape) as cluster:
         assert await mixed_answers(cluster) == expected
         workers = [name for name in cluster.cluster.metrics if name.startswith(("decode", "worker"))]
         right = [await figures(cluster, name, "tandem_engine_accepted_tokens_total") for name in workers]
         assert sum(right) > 0
         await cluster.idle()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("family", "shape"),
+    [
+        ("qwen3-next", {"mode": "disaggregated"}),
+        ("deepseek-v3", {"mode": "auto", "num_prefill": 1, "num_decode": 1}),
+    ],
+)
+async def test_models_with_states_and_with_latents_answer_all_kinds_with_their_heads_as_without(
+    tmp_path: Path, family: str, shape: dict[str, Any]
+) -> None:
+    sizes: dict[str, Any] = {"vocab_size": 3072, "max_position_embeddings": 2048, "tokenizer_from": DEMO}
+    folder = write_knowing(tmp_path / "model", family, **sizes)
+    await guesses_change_no_mixed_answer(tmp_path, folder, {"speculation": "heads"}, shape)
 
 
 @pytest.mark.slow

@@ -32,6 +32,8 @@ class TextOptions:
     """The stop string that ends an answer, or the text of the client's stop token, is part of it."""
     kept_special: frozenset[str] = frozenset()
     """Special tokens that are text all the same: marks by which the edge finds tool calls and reasoning."""
+    is_by_token: bool = False
+    """Tokens that came together become one output each: it matters which of them brought which text."""
 
 
 PLAIN_TEXT = TextOptions()
@@ -132,6 +134,21 @@ class TokenDelta(NamedTuple):
         TokenLogprobs, ...
     ] = ()  # on the first delta if requested: of the prompt's second token and on
     beams: tuple[FoundAnswer, ...] = ()  # of a beam search, whose only delta has no tokens: the best first
+
+    def by_token(self) -> list[TokenDelta]:
+        """The same as one delta a token."""
+        last = len(self.token_ids) - 1
+        if last < 1:
+            return [self]
+        return [
+            TokenDelta(
+                (token_id,),
+                self.logprobs[i : i + 1],
+                self.finish_reason if i == last else None,
+                () if i else self.prompt_logprobs,
+            )
+            for i, token_id in enumerate(self.token_ids)
+        ]
 
 
 @dataclass(frozen=True, slots=True)

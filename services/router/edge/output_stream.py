@@ -115,6 +115,15 @@ class OutputProcessor:
         if resume.num_chars is not None:
             self._owed, self._surplus = text[resume.num_chars :], max(0, resume.num_chars - len(text))
 
+    def outputs(self, delta: TokenDelta) -> list[OutputDelta]:
+        """As `process`, one for each token where the request asks for that; none behind the end of the answer."""
+        found: list[OutputDelta] = []
+        for part in delta.by_token() if self._request.text.is_by_token else (delta,):
+            found.append(self.process(part))
+            if found[-1].finish is not None:
+                break
+        return found
+
     def process(self, delta: TokenDelta) -> OutputDelta:
         """The delta as text. `finish` without the delta's own finish reason means that a stop string ended the answer:
         the request still runs and must be ended. Raises Cancelled where the cluster cancelled the request."""
@@ -336,17 +345,18 @@ class OutputStream:
                     if answer.running.ended:
                         raise Internal(f"request {answer.request.request_id} ended without a finish reason")
                     continue
-                output = answer.processor.process(delta)
+                outputs = answer.processor.outputs(delta)
             except Exception as error:
                 self._error = error
                 break
-            answer.num_tokens += len(output.token_ids)
-            if output.finish is not None:
-                answer.finish = output.finish
-                self._open.remove(answer)
-                if delta.finish_reason is None:
-                    stopped.append(answer)
-            self._ready.append((answer.index, output))
+            for output in outputs:
+                answer.num_tokens += len(output.token_ids)
+                if output.finish is not None:
+                    answer.finish = output.finish
+                    self._open.remove(answer)
+                    if delta.finish_reason is None:
+                        stopped.append(answer)
+                self._ready.append((answer.index, output))
         return stopped
 
     def _passed_on(self) -> None:

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from services.router.dispatch.request import FinishReason, TokenDelta
 from tests.integration.router_edge.conftest import Edge, StartEdge
+from tests.unit.router.edge.scripted_core import text_steps
 
 PATH = "/v1/responses"
 TOOL = {"type": "function", "name": "weather", "parameters": {"type": "object"}, "strict": False}
@@ -58,6 +60,35 @@ async def test_its_events_are_numbered_and_bring_what_the_whole_response_has(edg
         "response.output_text.delta": "Yes.",
         "response.function_call_arguments.delta": '{"city": "Rome"}',
     }
+
+
+@pytest.mark.parametrize("num_together", [1, 2, 7])
+async def test_tokens_of_reasoning_are_counted_and_those_of_the_text_have_log_probabilities_however_they_come(
+    edge: Edge, num_together: int
+) -> None:
+    thought, text = "<think>hm</think>", "a\u2603\u00e9 b\U0001f409"  # characters of several tokens
+    steps = text_steps(edge.tokenizer, thought + text, FinishReason.STOP, logprobs=0)
+    tokens = [step for step in steps if isinstance(step, TokenDelta)]
+    edge.core.script = lambda _: [
+        TokenDelta(
+            tuple(token for step in part for token in step.token_ids),
+            tuple(entry for step in part for entry in step.logprobs),
+            part[-1].finish_reason,
+        )
+        for part in (tokens[i : i + num_together] for i in range(0, len(tokens), num_together))
+    ]
+    asked = {"model": "acme/tiny", "input": "hi", "include": ["message.output_text.logprobs"]}
+    response = await edge.openai.responses.create(**asked)  # type: ignore[call-overload]
+    assert response.output_text == text
+    entries = response.output[-1].content[0].logprobs
+    assert [entry.token for entry in entries[:1] + entries[-2:]] == ["a", "\ufffd", "<|eos|>"]
+    of_mark, before_text = (len(edge.tokenizer.encode(each, add_special_tokens=False)) for each in ("<think>", thought))
+    assert response.usage.output_tokens_details.reasoning_tokens == before_text - of_mark
+    assert len(entries) == len(tokens) - before_text
+    stream = await edge.openai.responses.create(stream=True, **asked)  # type: ignore[call-overload]
+    deltas = [event async for event in stream if event.type == "response.output_text.delta"]
+    assert "".join(event.delta for event in deltas) == text
+    assert [entry.token for event in deltas for entry in event.logprobs] == [entry.token for entry in entries]
 
 
 async def test_an_answer_cut_off_is_incomplete(edge: Edge) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from services.router.dispatch.request import FinishReason, Request
-from services.router.edge.answer.events import Content, Reasoning
+from services.router.edge.answer.events import Content
 from services.router.edge.http.errors import OpenAIErrors
 from services.router.edge.http.openai.chat import Chat, ParsedChat
 from services.router.edge.http.responses.inner import NAMES, callable_names, chat_request
@@ -43,7 +43,9 @@ class Responses:
         read = [InputItem.model_validate(item) for item in later]
         inner = chat_request(request, earlier, read, box.tools)
         chat = self._chat.parsed(inner, callable_names(request, box.tools))
-        return ParsedResponse.of(chat, original=request, earlier=earlier, box=box)
+        # The usage counts tokens of reasoning, and log-probabilities are the text's alone.
+        options = replace(chat.options, text=replace(chat.options.text, is_by_token=True))
+        return ParsedResponse.of(replace(chat, options=options), original=request, earlier=earlier, box=box)
 
     def again(self, call: ParsedResponse, items: Sequence[Item], max_tokens: int | None) -> ParsedResponse:
         """The same call behind the items that it has brought so far, for at most `max_tokens` further tokens. A tool
@@ -138,6 +140,16 @@ def response_id_of(request_id: str) -> str:
     return f"resp_{request_id}"
 
 
+def _of_last(deltas: Sequence[tuple[int, list[object]]], num_characters: int) -> list[object]:
+    """The log-probabilities of the deltas that brought the last `num_characters`, each as its number of characters and
+    its log-probabilities; one without characters belongs to the one behind it."""
+    start = len(deltas)
+    while start and (num_characters > 0 or (start < len(deltas) and not deltas[start - 1][0])):
+        start -= 1
+        num_characters -= deltas[start][0]
+    return [entry for _, logprobs in deltas[start:] for entry in logprobs]
+
+
 class ResponseWriter:
     """A response as events and as one body: both are the same items."""
 
@@ -154,7 +166,7 @@ class ResponseWriter:
         self._begun = False
         self._finish: OutputFinish | None = None
         self._num_reasoning_tokens = 0
-        self._logprobs: list[object] = []  # of tokens whose text is held back
+        self._held: list[tuple[int, list[object]]] = []  # characters and log-probabilities of deltas that gave no event
 
     def events(self, index: int, delta: OutputDelta) -> bytes:
         """The events that a delta brings."""
@@ -163,15 +175,18 @@ class ResponseWriter:
         found = self._answer.add(delta)
         if not self._answer.text and not self._answer.calls and self._answer.reasoning:
             self._num_reasoning_tokens += len(delta.token_ids)
-        if self._call.body.logprobs and not all(isinstance(event, Reasoning) for event in found):
-            self._logprobs += self._call.dialect.logprobs(delta)
+        if self._call.body.logprobs:
+            self._held.append((len(delta.text), self._call.dialect.logprobs(delta)))
+        logprobs = _of_last(self._held, sum(len(event.text) for event in found if isinstance(event, Content)))
         for event in found:
-            logprobs: list[object] = []
-            if isinstance(event, Content):
-                logprobs, self._logprobs = self._logprobs, []
             events += self._items.add(event, self._answer.calls, logprobs)
+            if isinstance(event, Content):
+                logprobs = []
+        if found:
+            self._held.clear()
         if delta.finish is not None:
             self._finish = delta.finish
+            events += self._items.end_text([entry for _, logprobs in self._held for entry in logprobs])
         return events
 
     def begin(self) -> bytes:

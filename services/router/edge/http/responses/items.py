@@ -79,6 +79,13 @@ class OutputItems:
                     return b""
                 return self._delta(f"response.{kind}_arguments.delta", text)
 
+    def end_text(self, logprobs: Sequence[object]) -> bytes:
+        """The log-probabilities of an answer's last tokens, which have no text, where a message is open."""
+        if not logprobs or not self._is_open or self.items[-1]["type"] != "message":
+            return b""
+        self._logprobs += logprobs
+        return self._delta("response.output_text.delta", "", logprobs=list(logprobs))
+
     def whole(self, item: dict[str, object]) -> bytes:
         """An item that came at once, without its id."""
         item = {"id": _new_id(str(item["type"])), **item}

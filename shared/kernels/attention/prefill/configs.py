@@ -1,8 +1,8 @@
 """Which sizes prefill attention is compiled for on which device: numbers alone, no tensors.
 
-The sizes of 16-bit queries spill no register, and their tiles fit the shared memory, by compilation ahead of time for
-each of these devices (`tests/unit/kernels/test_triton_compiles.py`). Those of compute capability 9.0 were timed on an
-H200, the others on no hardware yet.
+The sizes of 16-bit queries spill no register, or few bytes, and their tiles fit the shared memory, by compilation ahead
+of time for each of these devices (`tests/unit/kernels/test_triton_compiles.py`). Those of compute capability 9.0 were
+timed on an H200, the others on no hardware yet.
 """
 
 from __future__ import annotations

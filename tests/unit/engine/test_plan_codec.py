@@ -23,10 +23,11 @@ reasonings = st.none() | st.builds(ReasoningPart, filled, filled, st.booleans())
 structures = st.one_of(
     st.builds(
         StructuredOutput,
-        st.sampled_from([k for k in StructureKind if k is not StructureKind.CHOICE]),
+        st.sampled_from([k for k in StructureKind if k not in (StructureKind.CHOICE, StructureKind.ALLOWED_TOKENS)]),
         filled,
         reasoning=reasonings,
     ),
+    st.builds(StructuredOutput, st.just(StructureKind.ALLOWED_TOKENS), st.from_regex(r"[1-9],[1-9]-9", fullmatch=True)),
     st.builds(
         StructuredOutput,
         st.just(StructureKind.CHOICE),

@@ -334,8 +334,8 @@ void few_coded(const Product<T>& job, int64_t low, int64_t high, int64_t first, 
     if (Laid<T>::per_word == 1 && form.bits == 4 && rows <= kLookedUpRows) {
       with_rows(rows, [&](auto r) {
         if constexpr (r.value <= kLookedUpRows) {
-          looked_up_panel<T, r.value>(job.rows, panel, spans, form, job.sums, c);
-          job.put(c, 0, r.value, p);
+          looked_up_panel<T, r.value>(job.rows + top * job.words(), panel, spans, form, job.sums + top * spans, c);
+          job.put(c, top, r.value, p);
         }
       });
       continue;

@@ -34,6 +34,10 @@ NUMBERS = {
 }  # fmt: skip
 
 
+Stored = tuple[str, tuple[int, ...], bytes]
+"""A tensor's type, shape and bytes."""
+
+
 def text(value: str) -> bytes:
     raw = value.encode()
     return struct.pack("<Q", len(raw)) + raw
@@ -59,8 +63,8 @@ def value(content: Any) -> bytes:
     raise AssertionError(content)
 
 
-def write_gguf(path: Path, metadata: dict[str, Any], tensors: dict[str, tuple[str, tuple[int, ...], bytes]]) -> None:
-    """tensors: name → (type, shape with the last dimension side by side, bytes)."""
+def write_gguf(path: Path, metadata: dict[str, Any], tensors: dict[str, Stored]) -> None:
+    """tensors: by name; the last dimension lies side by side."""
     head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(metadata))
     head += b"".join(text(name) + value(content) for name, content in metadata.items())
     data = b""
@@ -225,7 +229,7 @@ def _iq4_xs(block: Tensor) -> tuple[bytes, list[float]]:
     return raw + upper + lower + pairs, numbers
 
 
-def _of_rope(config: dict[str, Any], arch: str) -> tuple[dict[str, Any], dict[str, tuple[str, tuple[int, ...], bytes]]]:
+def _of_rope(config: dict[str, Any], arch: str) -> tuple[dict[str, Any], dict[str, Stored]]:
     """Metadata and tensors of scaled positions."""
     rope = config.get("rope_parameters") or {}
     kind, count = rope.get("rope_type", "default"), config["head_dim"] // 2
@@ -268,10 +272,6 @@ def _gguf_name(layer: str, rest: str, end: str) -> str:
 def _sorted_as(name: str) -> list[object]:
     """By its parts, and by the numbers in it."""
     return [int(part) if part.isdigit() else part for part in name.split(".")]
-
-
-Stored = tuple[str, tuple[int, ...], bytes]
-"""A tensor's type, shape and bytes."""
 
 
 def write_model(

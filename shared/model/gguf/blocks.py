@@ -38,24 +38,34 @@ def _split(x: Tensor, count: int) -> Tensor:
     return x.reshape(*x.shape[:-1], count, x.shape[-1] // count)
 
 
+def _nibbles(packed: Tensor) -> Tensor:
+    """Codes of 4 bits, two a byte: [..., n] to [..., 2 n], all lower ones first."""
+    return torch.cat((packed & 15, packed >> 4), -1)
+
+
+def _pairs_of_bits(packed: Tensor) -> Tensor:
+    """Codes of 2 bits, four a byte: [..., 64] to [..., 2, 4, 32], the lowest bits of each 32 bytes first."""
+    shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8)[:, None]
+    return _split(packed, 2)[..., None, :] >> shifts & 3
+
+
 def _q8_0(raw: Tensor) -> Piece:
     codes = raw[..., 2:].contiguous().view(torch.int8).flatten(1)
     return Piece(codes, _halves(raw[..., :2]), None, 32, None, "int8")
 
 
 def _q4_0(raw: Tensor) -> Piece:
-    low, high = raw[..., 2:] & 15, raw[..., 2:] >> 4
-    return Piece(torch.cat((low, high), -1).flatten(1), _halves(raw[..., :2]), None, 32, None, "int4")
+    return Piece(_nibbles(raw[..., 2:]).flatten(1), _halves(raw[..., :2]), None, 32, None, "int4")
 
 
 def _q4_1(raw: Tensor) -> Tensor:
-    codes = torch.cat((raw[..., 4:] & 15, raw[..., 4:] >> 4), -1).float()
-    return (codes * _halves(raw[..., :2])[..., None] + _halves(raw[..., 2:4])[..., None]).flatten(1)
+    scales, lows = _halves(raw[..., :2])[..., None], _halves(raw[..., 2:4])[..., None]
+    return (_nibbles(raw[..., 4:]).float() * scales + lows).flatten(1)
 
 
 def _codes_of_5(raw: Tensor) -> Tensor:
     """fp32 [..., 32] of 4 bytes of highest bits and 16 of the others, two codes a byte."""
-    codes = torch.cat((raw[..., 4:] & 15, raw[..., 4:] >> 4), -1)
+    codes = _nibbles(raw[..., 4:])
     bits = raw[..., :4, None] >> torch.arange(8, dtype=torch.uint8) & 1
     return (codes | bits.flatten(-2) << 4).float()
 
@@ -97,25 +107,17 @@ def _q5_k(raw: Tensor) -> Tensor:
 
 def _q6_k(raw: Tensor) -> Tensor:
     low = _split(raw[..., :128], 2)
-    high = _split(raw[..., 128:192], 2)
     scales = raw[..., 192:208].contiguous().view(torch.int8).float() * _halves(raw[..., 208:])[..., None]
     of_low = torch.stack((low[..., :32], low[..., 32:], low[..., :32] >> 4, low[..., 32:] >> 4), -2) & 15
-    shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8)[:, None]
-    codes = of_low | (high[..., None, :] >> shifts & 3) << 4  # [..., 2, 4, 32]
+    codes = of_low | _pairs_of_bits(raw[..., 128:192]) << 4  # [..., 2, 4, 32]
     parts = _split((codes.float() - 32).flatten(-3), 16)  # [..., 16, 16]
     return (parts * scales[..., None]).flatten(1)
-
-
-def _shifted(packed: Tensor) -> Tensor:
-    """Codes of 2 bits, four a byte: [..., 64] to [..., 2, 4, 32], the lowest bits of each 32 bytes first."""
-    shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8)[:, None]
-    return _split(packed, 2)[..., None, :] >> shifts & 3
 
 
 def _q2_k(raw: Tensor) -> Tensor:
     scales = (raw[..., :16] & 15).float() * _halves(raw[..., 80:82])[..., None]
     lows = (raw[..., :16] >> 4).float() * _halves(raw[..., 82:])[..., None]
-    parts = _split(_shifted(raw[..., 16:80]).flatten(-3), 16).float()
+    parts = _split(_pairs_of_bits(raw[..., 16:80]).flatten(-3), 16).float()
     return (parts * scales[..., None] - lows[..., None]).flatten(1)
 
 
@@ -126,7 +128,7 @@ def _q3_k(raw: Tensor) -> Tensor:
     scales = ((packed | upper << 4).float() - 32) * _halves(raw[..., 108:])[..., None]
     places = torch.arange(8, dtype=torch.uint8)[:, None]
     highest = raw[..., None, :32] >> places & 1  # [..., 8, 32]
-    codes = _shifted(raw[..., 32:96]).flatten(-3, -2) | highest << 2
+    codes = _pairs_of_bits(raw[..., 32:96]).flatten(-3, -2) | highest << 2
     return (_split((codes.float() - 4).flatten(-2), 16) * scales[..., None]).flatten(1)
 
 
@@ -135,16 +137,14 @@ _UNEVEN = torch.tensor([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38,
 
 
 def _iq4_nl(raw: Tensor) -> Tensor:
-    codes = torch.cat((raw[..., 2:] & 15, raw[..., 2:] >> 4), -1)
-    return (_UNEVEN[codes.int()] * _halves(raw[..., :2])[..., None]).flatten(1)
+    return (_UNEVEN[_nibbles(raw[..., 2:]).int()] * _halves(raw[..., :2])[..., None]).flatten(1)
 
 
 def _iq4_xs(raw: Tensor) -> Tensor:
     lower = torch.stack((raw[..., 4:8] & 15, raw[..., 4:8] >> 4), -1).flatten(-2)
     upper = torch.stack([raw[..., 2 + part // 4] >> 2 * (part % 4) & 3 for part in range(8)], -1)
     scales = ((lower | upper << 4).float() - 32) * _halves(raw[..., :2])[..., None]
-    packed = _split(raw[..., 8:], 8)
-    codes = torch.cat((packed & 15, packed >> 4), -1)
+    codes = _nibbles(_split(raw[..., 8:], 8))
     return (_UNEVEN[codes.int()] * scales[..., None]).flatten(1)
 
 
@@ -159,11 +159,11 @@ TYPES = {
     8: BlockType("Q8_0", 32, 34, _q8_0, LinearSpec("int8", 32)),
     10: BlockType("Q2_K", _WIDE, 84, _q2_k),
     11: BlockType("Q3_K", _WIDE, 110, _q3_k),
-    20: BlockType("IQ4_NL", 32, 18, _iq4_nl),
-    23: BlockType("IQ4_XS", _WIDE, 136, _iq4_xs),
     12: BlockType("Q4_K", _WIDE, 144, _q4_k),
     13: BlockType("Q5_K", _WIDE, 176, _q5_k),
     14: BlockType("Q6_K", _WIDE, 210, _q6_k),
+    20: BlockType("IQ4_NL", 32, 18, _iq4_nl),
+    23: BlockType("IQ4_XS", _WIDE, 136, _iq4_xs),
 }
 """Kinds of blocks by their numbers in a file."""
 BLOCKS = {kind.name: kind for kind in TYPES.values() if kind.open is not None}

@@ -5,10 +5,15 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+import torch
+
+from shared.model.config.rope_config import DEFAULT_THETA, RopeConfig
 from shared.model.gguf.header import GgufHeader, Value
 from shared.model.gguf.metadata import Metadata
+from shared.model.layers.rope import inverse_frequencies
 
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM",
@@ -92,7 +97,7 @@ def config_of(header: GgufHeader) -> dict[str, Any]:
         "hidden_act": "silu",
         "max_position_embeddings": fields.size("context_length"),
         "rms_norm_eps": fields.number("attention.layer_norm_rms_epsilon"),
-        "rope_theta": fields.number("rope.freq_base", 10000.0),
+        "rope_theta": fields.number("rope.freq_base", DEFAULT_THETA),
         "tie_word_embeddings": "output.weight" not in shapes,
         "bos_token_id": fields.token("bos_token_id"),
         "eos_token_id": list(dict.fromkeys(end for end in ends if end is not None)),
@@ -142,18 +147,18 @@ def _rope(fields: Metadata, head_dim: int) -> dict[str, Any]:
 
 def _llama3(fields: Metadata, head_dim: int, factors: list[float]) -> dict[str, Any]:
     """The scaling of Llama 3.1 and later, of which a file has what it comes to: what each frequency is divided by."""
-    theta, factor = fields.number("rope.freq_base", 10000.0), max(factors, default=0.0)
     if len(factors) != head_dim // 2 or not all(0 < number < math.inf for number in factors):
         raise fields.fault(FREQUENCY_FACTORS, f"must be {head_dim // 2} numbers above 0")
-    found = []
-    for pair in range(head_dim // 2):
-        turns = _TRAINED / (2 * math.pi * theta ** (2 * pair / head_dim))  # of the pair, over the trained length
-        share = min(1.0, max(0.0, (turns - _LOW) / (_HIGH - _LOW)))
-        found.append(1 / ((1 - share) / factor + share))
-    if not all(math.isclose(a, b, rel_tol=1e-3) for a, b in zip(factors, found, strict=True)):
+    plain = RopeConfig(theta=fields.number("rope.freq_base", DEFAULT_THETA))
+    scaled = replace(
+        plain, type="llama3", factor=max(factors), original_max_position_embeddings=_TRAINED,
+        low_freq_factor=_LOW, high_freq_factor=_HIGH,
+    )  # fmt: skip
+    (before, _), (after, _) = (inverse_frequencies(rope, head_dim) for rope in (plain, scaled))
+    if not torch.allclose(before / after, torch.tensor(factors), rtol=1e-3, atol=0.0):
         raise fields.fault(FREQUENCY_FACTORS, "are not those of Llama 3, which alone are supported in GGUF")
     return {
-        "rope_type": "llama3", "factor": factor, "low_freq_factor": _LOW, "high_freq_factor": _HIGH,
+        "rope_type": "llama3", "factor": scaled.factor, "low_freq_factor": _LOW, "high_freq_factor": _HIGH,
         "original_max_position_embeddings": _TRAINED,
     }  # fmt: skip
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from shared.model.gguf.header import GgufHeader, Value
 from shared.model.gguf.metadata import Metadata
@@ -19,16 +19,27 @@ _LETTERS = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|"
 )
 _TEKKEN = _LETTERS + r"\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+
+
+class _Split(NamedTuple):
+    """How text is split before its pairs are merged."""
+
+    pattern: str | None = None  # None: as GPT-2 does
+    parts_digits: bool = False  # from each other, first
+    takes_words: bool = False  # a word of the vocabulary stays whole, whatever pairs make it
+    is_normalized: bool = False  # composed (NFC)
+
+
+_QWEN = _Split(_WORDS % r"\p{N}", is_normalized=True)
 _SPLITS = {
-    "llama-bpe": _WORDS % r"\p{N}{1,3}", "qwen2": _WORDS % r"\p{N}", "deepseek-r1-qwen": _WORDS % r"\p{N}",
-    "tekken": _TEKKEN, "gpt-2": None, "smollm": None,
-}  # fmt: skip
-"""How text is split before its pairs are merged, by `tokenizer.ggml.pre`; None: as GPT-2 does."""
-_OF_ONE_DIGIT = ("smollm",)
-"""Of these, those that part digits from each other first."""
-_WHOLE_WORDS = ("llama-bpe", "tekken")
-"""Of these, those that take a word of the vocabulary whole, whatever pairs make it."""
-_QWENS = ("qwen2", "deepseek-r1-qwen")
+    "llama-bpe": _Split(_WORDS % r"\p{N}{1,3}", takes_words=True),
+    "qwen2": _QWEN,
+    "deepseek-r1-qwen": _QWEN,
+    "tekken": _Split(_TEKKEN, takes_words=True),
+    "gpt-2": _Split(),
+    "smollm": _Split(parts_digits=True),
+}
+"""By `tokenizer.ggml.pre`."""
 
 
 def tokenizer_of(header: GgufHeader) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -82,32 +93,34 @@ def tokenizer_of(header: GgufHeader) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _byte_pairs(fields: Metadata, tokens: list[str], _kinds: list[Value]) -> dict[str, Any]:
-    split = fields.text("tokenizer.ggml.pre")
-    if split not in _SPLITS:
-        raise fields.fault("tokenizer.ggml.pre", f"is {split}, which is not known ({', '.join(_SPLITS)}): {_BESIDE}")
+    name = fields.text("tokenizer.ggml.pre")
+    if name not in _SPLITS:
+        raise fields.fault("tokenizer.ggml.pre", f"is {name}, which is not known ({', '.join(_SPLITS)}): {_BESIDE}")
+    split = _SPLITS[name]
     merges = fields.texts("tokenizer.ggml.merges")
     if any(len(pair.split(" ")) != 2 for pair in merges):
         raise fields.fault("tokenizer.ggml.merges", "must be pairs with a space between them")
-    pattern = _SPLITS[split]
     first: list[dict[str, Any]] = []
-    if pattern is not None:
-        first = [{"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}]
-    elif split in _OF_ONE_DIGIT:
+    if split.pattern is not None:
+        first = [{"type": "Split", "pattern": {"Regex": split.pattern}, "behavior": "Isolated", "invert": False}]
+    elif split.parts_digits:
         first = [{"type": "Digits", "individual_digits": True}]
-    bytes_alone = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": pattern is None}
+    as_gpt2 = split.pattern is None
+    of_bytes = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": as_gpt2}
     return {
-        "normalizer": {"type": "NFC"} if split in _QWENS else None,
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*first, bytes_alone]},
+        "normalizer": {"type": "NFC"} if split.is_normalized else None,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*first, of_bytes]},
         "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
-        "model": _merging(tokens, [pair.split(" ") for pair in merges], ignore_merges=split in _WHOLE_WORDS),
+        "model": _merging(tokens, [pair.split(" ") for pair in merges], ignore_merges=split.takes_words),
     }
 
 
 def _sentencepiece(fields: Metadata, tokens: list[str], kinds: list[Value]) -> dict[str, Any]:
     """Pieces with scores, of which that pair is merged first whose whole has the highest; spaces are written as `▁`,
     and what no piece has is spelled in bytes."""
-    scores = fields.header.metadata.get("tokenizer.ggml.scores")
-    if not isinstance(scores, list) or len(scores) != len(tokens) or any(isinstance(x, str | list) for x in scores):
+    found = fields.header.metadata.get("tokenizer.ggml.scores")
+    scores = [float(score) for score in found if isinstance(score, int | float)] if isinstance(found, list) else None
+    if scores is None or len(scores) != len(tokens):
         raise fields.fault("tokenizer.ggml.scores", f"must be a list of {len(tokens)} numbers")
     if fields.header.metadata.get("tokenizer.ggml.precompiled_charsmap"):
         raise fields.fault("tokenizer.ggml.precompiled_charsmap", f"is not read: {_BESIDE}")
@@ -117,7 +130,7 @@ def _sentencepiece(fields: Metadata, tokens: list[str], kinds: list[Value]) -> d
         cuts = range(1, len(token)) if kind == _NORMAL else ()
         pairs = [[token[:cut], token[cut:]] for cut in cuts if token[:cut] in places and token[cut:] in places]
         pairs.sort(key=lambda pair: (places[pair[0]], places[pair[1]]))
-        merges += [(float(score), len(left), len(right), [left, right]) for left, right in pairs]  # type: ignore[arg-type]
+        merges += [(score, len(left), len(right), [left, right]) for left, right in pairs]
     merges.sort(key=lambda merge: merge[:3], reverse=True)
     unknown = next((token for token, kind in zip(tokens, kinds, strict=True) if kind == _UNKNOWN), None)
     has_prefix = bool(fields.header.metadata.get("tokenizer.ggml.add_space_prefix", True))

@@ -152,9 +152,9 @@ def _read_gguf(path: Path) -> SafetensorsFile:
             continue
         names = plain_names(architecture, tensor.name, tensor.shape)
         shape = tensor.shape if len(tensor.shape) != 3 else tensor.shape[1:]
-        num_bytes = tensor.num_bytes // len(names)
+        num_bytes, heads = tensor.num_bytes // len(names), heads_of(header.metadata, tensor.name)
         for number, name in enumerate(names):
-            begin, heads = tensor.begin + number * num_bytes, heads_of(header.metadata, tensor.name)
+            begin = tensor.begin + number * num_bytes
             entries.append(TensorEntry(name, tensor.type, shape, begin, num_bytes, paired_heads=heads))
     return SafetensorsFile(path=path, header=header.raw, num_bytes=header.num_bytes, entries=tuple(entries))
 

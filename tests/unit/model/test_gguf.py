@@ -160,13 +160,19 @@ def test_what_is_not_served_is_refused_by_field(tmp_path, source, metadata, fiel
 
 
 def test_factors_of_frequencies_other_than_those_of_llama_3_are_refused(tmp_path, source):
-    for factors in ([1.0] * 7 + [2.0], [1.0] * 7 + [0.0], [float("nan")] * 8, [float("inf")] * 8):
+    for factors in ([1.0] * 7 + [0.0], [float("nan")] * 8, [float("inf")] * 8, [1.0] * 7 + [2.0]):
         of_rope = {"rope_freqs.weight": ("F32", (8,), struct.pack("<8f", *factors))}
         shutil.rmtree(tmp_path / "opened", ignore_errors=True)
         write_model(source, ("Q8_0",), tmp_path / "small.gguf", tmp_path / "opened", of_rope, **vocabulary())
         with pytest.raises(ModelLoadError) as caught:
             gguf_folder(tmp_path / "small.gguf", tmp_path / "cache")
         assert caught.value.field == "rope_freqs.weight"
+    for theta in (0.0, -1.0):
+        shutil.rmtree(tmp_path / "opened")
+        words = vocabulary(**{"llama.rope.freq_base": theta})
+        write_model(source, ("Q8_0",), tmp_path / "small.gguf", tmp_path / "opened", of_rope, **words)
+        with pytest.raises(ModelLoadError):
+            gguf_folder(tmp_path / "small.gguf", tmp_path / "cache")
 
 
 @pytest.mark.parametrize(("split", "pieces"), [("smollm", 3), ("qwen2", 3), ("gpt-2", 1)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 
 from shared.garbage import uncollected
@@ -12,5 +11,4 @@ if __name__ == "__main__":
         from services.router.service import start
         from services.router.settings import RouterSettings
         from shared.process import run_service
-    gc.set_threshold(20_000)  # most objects of a request are gone before a collection looks at them
     sys.exit(run_service("tandem-router", RouterSettings, start))

@@ -87,12 +87,16 @@ class EngineSequence:
     pooled: NDArray[np.float32] | None = None  # [hidden_size], sum of the hidden states that were asked for
     num_pooled_tokens: int = 0  # of which it is the sum
     sampled_in_plan: int = 0  # number of the last plan that samples for it; 0 = none
+    newest_row: int = 0  # index of its first token among those that this plan samples
     has_penalties: bool = field(init=False)  # as its sampling settings say
+    most_tokens: int = field(init=False)  # the answer ends with as many, the prompt's included
 
     def __post_init__(self) -> None:
+        max_tokens = self.sampling.max_tokens
+        assert max_tokens is not None, "max_tokens is resolved"
+        self.most_tokens = min(self.num_prompt_tokens + max_tokens, self.max_tokens_total)
         self.has_penalties = self.sampling.has_penalties
         assert 0 < self.num_prompt_tokens <= len(self.token_ids), "a sequence has a prompt"
-        assert self.sampling.max_tokens is not None, "max_tokens is resolved"
         assert self.sampling.seed is not None, "seed is resolved"
         self.check()
 
@@ -153,22 +157,17 @@ class EngineSequence:
     @property
     def num_guessable_tokens(self) -> int:
         """Tokens beyond the next one that the answer may have: as many may be guessed."""
-        max_tokens = self.sampling.max_tokens
-        assert max_tokens is not None
-        return min(max_tokens - self.num_output_tokens, self.max_tokens_total - len(self.token_ids)) - 1
+        return self.most_tokens - len(self.token_ids) - 1
 
     @property
-    def ends_in_flight(self) -> bool:
-        """True where the tokens that steps in flight will add are certainly its last here."""
-        if self.num_in_flight_samples == 0:
-            return False
-        max_tokens, num_tokens = self.sampling.max_tokens, len(self.token_ids) + self.num_in_flight_samples
-        assert max_tokens is not None
-        return (
-            self.goal is Goal.FIRST_TOKEN
-            or num_tokens - self.num_prompt_tokens >= max_tokens
-            or num_tokens >= self.max_tokens_total
-        )
+    def num_plannable_tokens(self) -> int:
+        """As `num_unplanned_tokens`, but 0 where the tokens that steps in flight will add are certainly its last here,
+        or decide which beams continue."""
+        num_samples = self.num_in_flight_samples
+        num_tokens = len(self.token_ids) + num_samples
+        if num_samples and (num_tokens >= self.most_tokens or self.search or self.goal is Goal.FIRST_TOKEN):
+            return 0
+        return num_tokens - self.num_computed_tokens - self.num_in_flight_tokens
 
     @property
     def num_held_blocks(self) -> int:
@@ -241,11 +240,7 @@ class EngineSequence:
             is_structured = sampling.structured_output is not None
             if newest in self.eos_token_ids and (is_structured or (may_end and not sampling.ignore_eos)):
                 return FinishReason.STOP
-        max_tokens = sampling.max_tokens
-        assert max_tokens is not None
-        if num_output >= max_tokens or num_tokens >= self.max_tokens_total:
-            return FinishReason.LENGTH
-        return None
+        return FinishReason.LENGTH if num_tokens >= self.most_tokens else None
 
     def banned_token_ids(self, num_guesses: int = 0) -> tuple[int, ...]:
         """Tokens that must not be sampled behind those known, in flight, and guessed: the ends, until min_tokens is

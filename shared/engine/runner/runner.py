@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Protocol
 
 import torch
@@ -282,7 +282,7 @@ class Runner:
         """
         self._link.bind_thread()
         items = plan.sequences
-        specs = [spec for item in items for spec in item.samples]
+        specs = list(chain.from_iterable([item.samples for item in items]))
         names = [item.sequence_id for item in items for _ in item.samples]
         self._copy(plan)
         if self._announce is not None:

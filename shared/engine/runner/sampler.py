@@ -56,7 +56,7 @@ class Sampler:
         self._ops = ops
         self._link = link
         self._histories = SequenceHistories(max_num_seqs, link)
-        self._key: list[tuple[object, ...]] = []
+        self._key: object = None  # ids, settings and banned tokens of the rows, and whether they are all
         self._rows = _Rows([], [], [], self._histories, 0, link)  # what follows from the key
 
     def sample(
@@ -108,19 +108,13 @@ class Sampler:
 
     def _rows_of(self, names: Sequence[str], specs: Sequence[SampleSpec], vocab_size: int, *, are_all: bool) -> _Rows:
         """All rows, or those that are not plain: of the step before, where it had the same sequences and settings."""
-        key: list[tuple[object, ...]] = [
-            (name, params, prompt, output, banned)
-            for name, (params, _, prompt, output, banned) in zip(names, specs, strict=True)
-        ]
-        key.append((are_all,))
-        if key != self._key:
+        key = names, [spec.params for spec in specs], [spec.banned_token_ids for spec in specs], are_all
+        # What a plan gives of a sequence is placed once.
+        gives = any(spec.prompt_token_ids or spec.output_token_ids for spec in specs)
+        if gives or key != self._key:
             chosen = [at for at, spec in enumerate(specs) if are_all or not is_plain(spec)]
             self._rows = _Rows(chosen, names, specs, self._histories, vocab_size, self._link)
-            # What a plan gives of a sequence is placed once.
-            self._key = [
-                (name, spec.params, (), (), spec.banned_token_ids) for name, spec in zip(names, specs, strict=True)
-            ]
-            self._key.append((are_all,))
+            self._key = key
         return self._rows
 
     def _choose(
@@ -305,7 +299,10 @@ def describe(
 
     if logprobs is None:
         return tuple(
-            SampledToken(token) if token >= 0 and row not in faults else none(row) for row, token in enumerate(tokens)
+            [
+                tuple.__new__(SampledToken, (token, None, (), b"")) if token >= 0 and row not in faults else none(row)
+                for row, token in enumerate(tokens)
+            ]
         )
     given = zip(*(part.tolist() for part in vars(logprobs).values()), strict=True)
     result: list[SampledToken | NoToken] = []
@@ -322,7 +319,7 @@ def describe(
 def guesses_before(items: Sequence[PlannedSequence]) -> list[int] | None:
     """For each row that a token is chosen for the guess right before it, NO_GUESS behind a sequence's newest token;
     None where a step has no guesses."""
-    if all(len(item.samples) < 2 for item in items):
+    if max([len(item.samples) for item in items], default=0) < 2:
         return None
     return [token_id for item in items if item.samples for token_id in (NO_GUESS, *item.guesses)]
 

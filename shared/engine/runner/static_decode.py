@@ -107,13 +107,14 @@ class StaticDecode:
 
     def takes(self, plan: StepPlan) -> bool:
         """Whether `run` can run this step."""
-        if len(plan.sequences) > self._sizes[-1]:
+        items = plan.sequences
+        if len(items) > self._sizes[-1] or plan.num_tokens > len(items):
             return False
         width = self._tables[0].width * self._num_groups
-        for item in plan.sequences:
+        for item in items:
             if item.adapter and item.adapter not in self._held:
                 return False
-            if len(item.samples) != 1 or len(item.token_ids) != 1 or item.targets or len(item.block_ids) > width:
+            if not item.samples or item.targets or len(item.block_ids) > width:
                 return False
         return True
 
@@ -135,13 +136,12 @@ class StaticDecode:
         with_loras = any(item.adapter for item in items)
         if self._loras is not None and with_loras:
             self._loras.fill([item.adapter for item in items], size, self._link.empty)
-        lengths = (*(item.end for item in items), *[1] * (size - len(items)))
         if self._graphs is None:
-            found = self._forward(size, lengths, with_loras=with_loras)
+            found = self._forward(size, _lengths(items, size), with_loras=with_loras)
         else:
             graph, found = self._captured[size, with_loras]
             graph.replay()
-        for_head = None if found.for_head is None else found.for_head.at(lengths)
+        for_head = None if found.for_head is None else found.for_head.at(_lengths(items, size))
         return found.logits[: len(items)], self.sampled[: len(items)], for_head
 
     def _forward(self, size: int, kv_lens: Sequence[int], *, with_loras: bool) -> _Found:
@@ -220,8 +220,8 @@ class StaticInputs:
 
     def fill(self, items: Sequence[PlannedSequence]) -> None:
         """Queue the values of a step of one token a sequence, each with its SampleSpec."""
-        params = [spec.params for item in items for spec in item.samples]
-        assert len(params) == len(items) <= self.size
+        params = [item.samples[0].params for item in items]
+        assert len(params) <= self.size
         count, columns = len(items), self._columns
         if params != self._params:  # seldom: only where sequences come or go
             self._fill_params(params)
@@ -324,6 +324,11 @@ class StaticStates:
             host = self._link.empty(self._mirror[:num_rows].nbytes).view(torch.int32).view(self.blocks[:num_rows].shape)
             host.numpy()[:] = self._mirror[:num_rows]
             self.blocks[:num_rows].copy_(host, non_blocking=True)
+
+
+def _lengths(items: Sequence[PlannedSequence], size: int) -> tuple[int, ...]:
+    """Of each row's KV with this step's token; padding has one."""
+    return (*[item.start + 1 for item in items], *[1] * (size - len(items)))
 
 
 def _columns(content: np.ndarray[tuple[int], np.dtype[np.uint8]], size: int) -> dict[str, Any]:

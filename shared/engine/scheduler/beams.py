@@ -153,8 +153,7 @@ class BeamSearches:
         sampling = sequence.sampling
         ends = _ends(sequence)
         num_likeliest = search.width + len(ends)  # of which at least `width` do not end it
-        assert sampling.max_tokens is not None
-        most = min(sampling.max_tokens, sequence.max_tokens_total - sequence.num_prompt_tokens)
+        most = sequence.most_tokens - sequence.num_prompt_tokens
         sequence.sampling = replace(sampling, beams=None, temperature=0.0, logprobs=num_likeliest)
         choice = BeamChoice(search, ends, most)
         self._searches[sequence.sequence_id] = _Search(sequence.sequence_id, choice, [_Beam(sequence)])

@@ -87,13 +87,13 @@ class OutputLengths:
         done: nothing else is known of it.
         """
         lengths = self._sorted
-        if len(lengths) < MIN_OBSERVATIONS:
-            return max(self._first_guess, num_produced + 1)
+        num_lengths = len(lengths)
+        if num_lengths < MIN_OBSERVATIONS:
+            return self._first_guess if num_produced < self._first_guess else num_produced + 1
         shorter = bisect_right(lengths, num_produced)
-        longer = len(lengths) - shorter
-        if longer == 0:
-            return 2 * max(1, num_produced)
-        return lengths[shorter + self._places[longer]]
+        if shorter == num_lengths:
+            return 2 * (num_produced or 1)
+        return lengths[shorter + self._places[num_lengths - shorter]]
 
 
 class GrowthReserve:
@@ -118,9 +118,9 @@ class GrowthReserve:
             for sequence in sequences:
                 total += self.of_newcomer(sequence, sequence.num_held_blocks)
             return total
-        block_size = self._groups.block_size
+        block_size, expected_tokens = self._groups.block_size, self._expected_tokens
         for sequence in sequences:
-            missing = -(-self._expected_tokens(sequence) // block_size) - len(sequence.block_ids)
+            missing = -(-expected_tokens(sequence) // block_size) - len(sequence.block_ids)
             if missing > 0:
                 total += missing
         return total
@@ -136,9 +136,9 @@ class GrowthReserve:
         if sequence.goal is Goal.FIRST_TOKEN:
             return num_tokens
         assert self._lengths is not None
-        num_prompt_tokens = sequence.num_prompt_tokens
+        num_prompt_tokens, most = sequence.num_prompt_tokens, sequence.max_tokens_total
         expected = num_prompt_tokens + self._lengths.expected(num_tokens - num_prompt_tokens)  # more than num_tokens
-        return min(sequence.max_tokens_total, expected)
+        return expected if expected < most else most
 
 
 class Admission:

@@ -242,7 +242,8 @@ class Scheduler:
             finish_reason = sequence.finish_reason()
             preempted_s = sequence.preempted_s if finish_reason is not None else 0.0
             prompt_logprobs = sequence.take_prompt_logprobs() if sequence.prompt_logprobs else ()
-            tokens.append(NewToken(item.sequence_id, token, finish_reason, prompt_logprobs, preempted_s))
+            fields = (item.sequence_id, token, finish_reason, prompt_logprobs, preempted_s, (), 0, 0)
+            tokens.append(tuple.__new__(NewToken, fields))
             if finish_reason is not None:
                 break
         num_taken = len(sequence.token_ids) - num_before
@@ -262,7 +263,6 @@ class Scheduler:
             self._tables.give_back_unseen(sequence)
             if sequence.paced_from_s is None:
                 self._pacing.began(sequence, self._clock())
-            sequence.check()
         if failed is not None:
             if failed.structure is None:
                 self.pool.forget(held_of(sequence.block_ids))

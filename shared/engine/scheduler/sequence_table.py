@@ -206,7 +206,6 @@ class PromptOrder:
 class _Step:
     plan: StepPlan
     sequences: tuple[EngineSequence, ...]  # as in the plan: an id may be given anew meanwhile
-    rows: dict[str, int]  # sequence id -> index of its first one among the step's sampled tokens
 
 
 class StepsInFlight:
@@ -239,18 +238,16 @@ class StepsInFlight:
         if plan.is_empty:
             return plan
         assert len(self) < MAX_IN_FLIGHT
-        self._num_plans += 1
-        rows: dict[str, int] = {}
+        self._num_plans = number = self._num_plans + 1
         row = 0
         for item, sequence in zip(items, sequences, strict=True):
             sequence.num_in_flight_tokens += len(item.token_ids)
-            num_samples = len(item.samples)
-            if num_samples:
-                rows[item.sequence_id] = row
+            if num_samples := len(item.samples):
+                sequence.newest_row = row
                 row += num_samples
                 sequence.num_in_flight_samples += num_samples
-                sequence.sampled_in_plan = self._num_plans
-        self._steps.append(_Step(plan, tuple(sequences), rows))
+                sequence.sampled_in_plan = number
+        self._steps.append(_Step(plan, tuple(sequences)))
         return plan
 
     def complete(self, plan: StepPlan) -> tuple[EngineSequence, ...]:
@@ -267,21 +264,28 @@ class StepsInFlight:
         start = sequence.num_computed_tokens + sequence.num_in_flight_tokens
         is_pending = sequence.num_in_flight_samples > 0
         assert not is_pending or count == 1
-        sampling = sequence.sampling
-        is_sampled = start + count == len(sequence.token_ids) + sequence.num_in_flight_samples
-        return PlannedSequence(
+        token_ids, sampling = sequence.token_ids, sequence.sampling
+        is_sampled = start + count == len(token_ids) + sequence.num_in_flight_samples
+        targets: tuple[int, ...] = ()
+        num_alternatives = 0
+        if sampling.prompt_logprobs is not None:
+            targets, num_alternatives = sequence.targets(start, count)
+        fields = (
             sequence.sequence_id,
-            (0,) if is_pending else tuple(sequence.token_ids[start : start + count]),
+            (0,) if is_pending else tuple(token_ids[start : start + count]),
             start,
             sequence.table(),
             sequence.num_prompt_tokens,
             (self._sample_spec(sequence),) if is_sampled else (),
-            self._steps[-1].rows[sequence.sequence_id] if is_pending else None,
-            *(sequence.targets(start, count) if sampling.prompt_logprobs is not None else ((), 0)),
+            sequence.newest_row if is_pending else None,
+            targets,
+            num_alternatives,
             sequence.num_to_pool(start, count) if sampling.pooling else 0,
             sequence.adapter,
-            0 if is_sampled else sequence.token_ids[start + count],
+            0 if is_sampled else token_ids[start + count],
+            (),
         )
+        return tuple.__new__(PlannedSequence, fields)
 
     @staticmethod
     def with_guesses(item: PlannedSequence, sequence: EngineSequence, guesses: tuple[int, ...]) -> PlannedSequence:
@@ -309,19 +313,17 @@ class StepsInFlight:
         sampling = sequence.sampling
         position = len(sequence.token_ids) + sequence.num_in_flight_samples
         banned = sequence.banned_token_ids() if sampling.min_tokens else ()
-        is_structured = sampling.structured_output is not None
-        if not (sequence.has_penalties or is_structured):
-            return SampleSpec(sampling, position, (), (), banned)
         prompt: tuple[int, ...] = ()
         output: tuple[int, ...] = ()
-        age = self._num_plans + 1 - sequence.sampled_in_plan
-        never_sampled = sequence.sampled_in_plan == 0
-        is_new = sequence.has_penalties and (never_sampled or age > 1)
-        if is_new:
-            prompt = tuple(sequence.token_ids[: sequence.num_prompt_tokens])
-        if is_new or (is_structured and (never_sampled or age > STRUCTURE_MEMORY_PLANS)):
-            output = tuple(sequence.token_ids[sequence.num_prompt_tokens :])
-        return SampleSpec(sampling, position, prompt, output, banned)
+        last = sequence.sampled_in_plan
+        if last != self._num_plans or last == 0:  # what follows from its tokens may not be known
+            is_new = sequence.has_penalties
+            if is_new:
+                prompt = tuple(sequence.token_ids[: sequence.num_prompt_tokens])
+            is_forgotten = last == 0 or self._num_plans - last >= STRUCTURE_MEMORY_PLANS
+            if is_new or (sampling.structured_output is not None and is_forgotten):
+                output = tuple(sequence.token_ids[sequence.num_prompt_tokens :])
+        return tuple.__new__(SampleSpec, (sampling, position, prompt, output, banned))
 
 
 class UnsentBlocks:

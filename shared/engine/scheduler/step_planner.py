@@ -69,12 +69,10 @@ class StepPlanner:
         decodes: list[EngineSequence] = []
         prompts: list[EngineSequence] = []
         for sequence in self._sequences.running:
-            if sequence.num_in_flight_samples and (sequence.ends_in_flight or sequence.search):
-                continue  # it ends, or which beams continue is not known yet
-            num_unplanned = sequence.num_unplanned_tokens
-            if num_unplanned == 1:
+            num_plannable = sequence.num_plannable_tokens
+            if num_plannable == 1:
                 decodes.append(sequence)
-            elif num_unplanned > 1:
+            elif num_plannable > 1:
                 prompts.append(sequence)
         planned: dict[str, PlannedSequence] = {}
         if not self._add_decodes(decodes, planned):

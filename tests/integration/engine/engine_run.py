@@ -105,11 +105,14 @@ class EngineRun:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def sequence(self, token_ids, max_tokens, goal=Goal.COMPLETION, ship=frozenset(), **sampling) -> EngineSequence:
+    def sequence(
+        self, token_ids, max_tokens, goal=Goal.COMPLETION, ship=frozenset(), kept=(), **sampling
+    ) -> EngineSequence:
+        """Of this prompt; another worker gave the tokens `kept` of the answer."""
         self.names += 1
         params = SamplingParams(**{"temperature": 0.0, "seed": 0, "max_tokens": max_tokens, **sampling})
         return EngineSequence(
-            f"s{self.names}", list(token_ids), len(token_ids), params, b"root-of-a-model!", goal,
+            f"s{self.names}", [*token_ids, *kept], len(token_ids), params, b"root-of-a-model!", goal,
             len(token_ids) + max_tokens, self.eos, ship,
         )  # fmt: skip
 
@@ -135,8 +138,7 @@ class EngineRun:
 
     def continued(self, prompt, kept, max_tokens, **sampling) -> list[int]:
         """The tokens behind those that another worker gave of the same answer of `max_tokens`."""
-        sequence = self.sequence([*prompt, *kept], max_tokens, **sampling)
-        sequence.num_prompt_tokens, sequence.max_tokens_total = len(prompt), len(prompt) + max_tokens
+        sequence = self.sequence(prompt, max_tokens, kept=kept, **sampling)
         self.engine.submit(AddSequence(sequence))
         return self.collect([sequence.sequence_id])[0]
 

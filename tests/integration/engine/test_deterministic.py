@@ -139,10 +139,8 @@ def test_continued_elsewhere_from_its_tokens(alone, sampling):
         given = [token.token_id for token in alone[number]]
         for kept in (1, 13):
             with running() as run:
-                item = run.sequence([*PROMPTS[number], *given[:kept]], NUM_TOKENS, ignore_eos=True, **sampling)
-                item.num_prompt_tokens = len(PROMPTS[number])
-                run.engine.submit(AddSequence(item))
-                assert run.collect([item.sequence_id]) == [given[kept:]]
+                continued = run.continued(PROMPTS[number], given[:kept], NUM_TOKENS, ignore_eos=True, **sampling)
+                assert continued == given[kept:]
 
 
 @pytest.mark.slow

@@ -209,8 +209,7 @@ def test_logprobs_are_of_the_unmodified_logits(run):
 def test_an_answer_that_cannot_go_on_fails_alone(run, tokenizer):
     """As where a client resumes with tokens that the structure does not allow."""
     yes = StructuredOutput(StructureKind.CHOICE, choices=("yes",))
-    good, bad = run.sequence([5], 9, structured_output=yes), run.sequence([5, 6], 9, structured_output=yes)
-    bad.num_prompt_tokens = 1
+    good, bad = run.sequence([5], 9, structured_output=yes), run.sequence([5], 9, kept=[6], structured_output=yes)
     run.engine.submit(AddSequence(good))
     run.engine.submit(AddSequence(bad))
     with pytest.raises(InvalidRequest, match="structured_output cannot be followed beyond token 2"):

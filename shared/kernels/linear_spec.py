@@ -21,6 +21,8 @@ class LinearSpec:
     rounds_input: bool = False
     """Whether rows of x are rounded to int8 too where the computation is in 16 bits, with a scale a row from that row
     alone; in fp32 they stay as they are."""
+    has_lows: bool = False
+    """Whether its zeros are numbers that are taken from the scaled codes; such rows of x are not rounded."""
 
     def num_groups(self, in_size: int) -> int:
         """Number of scales of a row, or of some columns of one."""

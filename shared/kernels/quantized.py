@@ -21,10 +21,10 @@ OPEN_ELEMENTS = 1 << 21
 
 @dataclass(frozen=True)
 class QuantizedWeight:
-    """A weight [..., out_size, in_size]: `scale * (code - zero)`, scales and zeros one a row and group of columns.
+    """A weight [..., out_size, in_size]: `scale * (code - zero)`, or with lows `scale * code - low`.
 
-    Leading dimensions number weights of one size. Parts that were fused, `part_rows` each, may group columns each in an
-    order of its own.
+    Scales and zeros are one a row and group of columns. Leading dimensions number weights of one size. Parts that were
+    fused, `part_rows` each, may group columns each in an order of its own.
     """
 
     spec: LinearSpec
@@ -33,7 +33,8 @@ class QuantizedWeight:
     """int8 or float8_e4m3fn [..., out_size, in_size]; of int4 uint8 [..., out_size, in_size / 2], two codes of 0 to 15
     a byte, the first in the lower half."""
     scales: Tensor  # fp32 [..., out_size, num_groups]
-    zeros: Tensor | None  # int16 [..., out_size, num_groups]; None: int8 and fp8 have 0, int4 INT4_MIDDLE
+    zeros: Tensor | None
+    """int16 [..., out_size, num_groups], or the lows in fp32; None: int8 and fp8 have 0, int4 INT4_MIDDLE."""
     part_rows: tuple[int, ...]
     index: Tensor | None = None  # int32 [..., num_parts, in_size], group of each column; None: group = column // size
 
@@ -62,7 +63,7 @@ class QuantizedWeight:
             in_size,
             empty(out_size, columns, dtype=codes_dtype),
             empty(out_size, groups, dtype=torch.float32),
-            empty(out_size, groups, dtype=torch.int16) if spec.has_zeros else None,
+            empty(out_size, groups, dtype=torch.float32 if spec.has_lows else torch.int16) if spec.has_zeros else None,
             rows,
             empty(len(rows), in_size, dtype=torch.int32) if spec.index_groups else None,
         )
@@ -167,6 +168,7 @@ class QuantizedWeight:
             self.spec.group,
             None if self.index is None else self.index[0],
             self.spec.kind,
+            self.spec.has_lows,
         )
 
     def dense(self) -> Tensor:
@@ -186,6 +188,7 @@ class Piece:
     group: int  # as in LinearSpec
     index: Tensor | None  # int [num_columns]
     kind: Kind
+    has_lows: bool = False  # whether `zeros` are lows
 
     def columns(self, begin: int, end: int) -> Piece:
         """Some of the columns; where groups are of adjacent ones, they begin and end between two groups."""
@@ -206,14 +209,17 @@ class Piece:
             codes = codes - INT4_MIDDLE
         num_rows, in_size = codes.shape
         if self.index is None and self.group and in_size % self.group == 0:  # a group lies together
-            codes = codes.view(num_rows, -1, self.group)
-            opened = (codes if zeros is None else codes - zeros[..., None]) * scales[..., None]
-            return opened.view(num_rows, in_size)
-        if scales.shape[1] > 1:
+            codes, scales = codes.view(num_rows, -1, self.group), scales[..., None]
+            zeros = None if zeros is None else zeros[..., None]
+        elif scales.shape[1] > 1:
             columns = index_of(self, in_size).long()
             scales = scales[:, columns]
             zeros = None if zeros is None else zeros[:, columns]
-        return (codes if zeros is None else codes - zeros) * scales
+        if zeros is None:
+            opened = codes * scales
+        else:
+            opened = codes * scales - zeros if self.has_lows else (codes - zeros) * scales
+        return opened.view(num_rows, in_size)
 
 
 Weight = Tensor | QuantizedWeight
@@ -229,9 +235,9 @@ def index_of(piece: Piece, in_size: int) -> Tensor:
 
 
 def zeros_of(kind: Kind, piece: Piece) -> Tensor:
-    """[num_rows, num_groups] int16, also where they are left out."""
+    """[num_rows, num_groups] int16, also where they are left out; lows as they are."""
     if piece.zeros is not None:
-        return piece.zeros.to(torch.int16)
+        return piece.zeros if piece.has_lows else piece.zeros.to(torch.int16)
     middle = INT4_MIDDLE if kind == "int4" else 0
     return torch.full(piece.scales.shape, middle, dtype=torch.int16, device=piece.codes.device)
 
@@ -265,6 +271,9 @@ def quantize_rows(
         if shares is not None:
             low, high = low * shares, high * shares
         scales = _scales(high - low, 15.0, scale_dtype)
+        if spec.has_lows:
+            codes = ((values - low[..., None]) / scales[..., None]).round().clamp(0, 15).to(torch.uint8)
+            return Piece(codes.view(num_rows, in_size), scales, -low, spec.group, None, spec.kind, has_lows=True)
         zeros = (-low / scales).round().clamp(0, 15)
         codes = ((values / scales[..., None]).round() + zeros[..., None]).clamp(0, 15).to(torch.uint8)
         return Piece(codes.view(num_rows, in_size), scales, zeros, spec.group, None, spec.kind)

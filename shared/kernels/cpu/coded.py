@@ -21,6 +21,7 @@ def fits_codes(weight: QuantizedWeight, dtype: torch.dtype) -> bool:
     group = columns_of_group(weight)
     return (
         weight.spec.kind in _BITS
+        and not (weight.spec.has_lows and weight.spec.rounds_input)
         and dtype in DTYPES
         and out_size % PANEL == 0
         and group % LANES == 0
@@ -52,17 +53,18 @@ class CodedLinear(PackedLinear):
     def pack(cls, library: Library, weight: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype) -> CodedLinear:
         """Lays out a weight without an index, which satisfies `fits_codes`, and frees it."""
         bits, group = _BITS[weight.spec.kind], columns_of_group(weight)
-        num_panels, has_zeros = weight.out_size // PANEL, weight.zeros is not None
+        num_panels, has_zeros, has_lows = weight.out_size // PANEL, weight.zeros is not None, weight.spec.has_lows
         rounds = weight.spec.rounds_input and dtype != torch.float32
         lay_out = _rounded_panels if rounds else _panels
-        head = 4 * PANEL + (2 * PANEL if has_zeros else 0)
+        head = (4 + (4 if has_lows else 2 if has_zeros else 0)) * PANEL
         stride = weight.in_size // group * (head + group * PANEL * bits // 8)
         panels = torch.empty((num_panels, stride), dtype=torch.uint8)
         for first in range(0, num_panels, _PACKED_PANELS):
             last = min(first + _PACKED_PANELS, num_panels)
             panels[first:last] = lay_out(weight.rows(first * PANEL, last * PANEL), bits, group)
         weight.free()
-        return cls(library, panels, bias, weight.in_size, dtype, bits + 16 * has_zeros + 32 * rounds + 256 * group)
+        form = bits + 16 * has_zeros + 32 * rounds + 64 * has_lows + 256 * group
+        return cls(library, panels, bias, weight.in_size, dtype, form)
 
 
 def _by_group(values: Tensor) -> Tensor:
@@ -97,7 +99,9 @@ def _panels(weight: QuantizedWeight, bits: int, group: int) -> Tensor:
     parts = [_by_group(weight.scales)]
     if weight.zeros is not None:
         middle = INT4_MIDDLE if bits == 4 else 0
-        parts.append(_by_group((middle - weight.zeros).to(torch.bfloat16)))
+        lows = weight.spec.has_lows
+        moves = middle * weight.scales - weight.zeros if lows else (middle - weight.zeros).to(torch.bfloat16)
+        parts.append(_by_group(moves))
     return torch.cat([*parts, ordered.flatten(2)], dim=2).flatten(1)
 
 

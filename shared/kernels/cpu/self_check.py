@@ -28,10 +28,13 @@ ROWS = (1, 8, 40, 130)
 SIZES = ((96, 160, 0), (64, 512, 0), (64, 512, 12))
 """(out_size, in_size, spread) of the products: weights of many powers of two do not fit in 12 bits."""
 _KINDS: tuple[tuple[Kind, int], ...] = (("int8", 0), ("int4", 128))
-FORMS = tuple(
-    LinearSpec(kind, group, has_zeros=kind == "int4", rounds_input=rounds)
-    for kind, group in _KINDS
-    for rounds in (False, True)
+FORMS = (
+    *(
+        LinearSpec(kind, group, has_zeros=kind == "int4", rounds_input=rounds)
+        for kind, group in _KINDS
+        for rounds in (False, True)
+    ),
+    LinearSpec("int4", 32, has_zeros=True, has_lows=True),
 )
 """Forms of weights in codes that are checked."""
 TOLERANCE = 0.02

@@ -1,4 +1,4 @@
-"""Blocks of GGUF's types, opened to codes where they are codes of 8 or 4 bits with a scale, else to plain numbers."""
+"""Blocks of GGUF's types, opened to codes where 32 numbers share a scale, else to plain numbers."""
 
 from __future__ import annotations
 
@@ -13,6 +13,10 @@ from shared.kernels.quantized import Piece
 
 _WIDE = 256
 """Numbers of a block of the types with K in their names; each is of 8 parts of 32, or 16 of 16."""
+_PART = 32
+"""Numbers that share a scale in the types that stay codes."""
+_INT8, _INT8_LOWS = LinearSpec("int8", _PART), LinearSpec("int8", _PART, has_zeros=True, has_lows=True)
+_INT4, _INT4_LOWS = LinearSpec("int4", _PART), LinearSpec("int4", _PART, has_zeros=True, has_lows=True)
 
 
 @dataclass(frozen=True)
@@ -49,34 +53,40 @@ def _pairs_of_bits(packed: Tensor) -> Tensor:
     return _split(packed, 2)[..., None, :] >> shifts & 3
 
 
+def _piece(spec: LinearSpec, codes: Tensor, scales: Tensor, lows: Tensor | None = None) -> Piece:
+    """Of codes [num_rows, ...], a scale and a low for each 32."""
+    codes, scales = codes.flatten(1), scales.flatten(1)
+    lows = None if lows is None else lows.flatten(1)
+    return Piece(
+        codes.to(torch.int8) if spec.kind == "int8" else codes, scales, lows, _PART, None, spec.kind, spec.has_lows
+    )
+
+
 def _q8_0(raw: Tensor) -> Piece:
-    codes = raw[..., 2:].contiguous().view(torch.int8).flatten(1)
-    return Piece(codes, _halves(raw[..., :2]), None, 32, None, "int8")
+    return _piece(_INT8, raw[..., 2:].contiguous().view(torch.int8), _halves(raw[..., :2]))
 
 
 def _q4_0(raw: Tensor) -> Piece:
-    return Piece(_nibbles(raw[..., 2:]).flatten(1), _halves(raw[..., :2]), None, 32, None, "int4")
+    return _piece(_INT4, _nibbles(raw[..., 2:]), _halves(raw[..., :2]))
 
 
-def _q4_1(raw: Tensor) -> Tensor:
-    scales, lows = _halves(raw[..., :2])[..., None], _halves(raw[..., 2:4])[..., None]
-    return (_nibbles(raw[..., 4:]).float() * scales + lows).flatten(1)
+def _q4_1(raw: Tensor) -> Piece:
+    return _piece(_INT4_LOWS, _nibbles(raw[..., 4:]), _halves(raw[..., :2]), -_halves(raw[..., 2:4]))
 
 
 def _codes_of_5(raw: Tensor) -> Tensor:
-    """fp32 [..., 32] of 4 bytes of highest bits and 16 of the others, two codes a byte."""
+    """int8 [..., 32] of 4 bytes of highest bits and 16 of the others, two codes a byte."""
     codes = _nibbles(raw[..., 4:])
     bits = raw[..., :4, None] >> torch.arange(8, dtype=torch.uint8) & 1
-    return (codes | bits.flatten(-2) << 4).float()
+    return (codes | bits.flatten(-2) << 4).to(torch.int8)
 
 
-def _q5_0(raw: Tensor) -> Tensor:
-    return ((_codes_of_5(raw[..., 2:]) - 16) * _halves(raw[..., :2])[..., None]).flatten(1)
+def _q5_0(raw: Tensor) -> Piece:
+    return _piece(_INT8, _codes_of_5(raw[..., 2:]) - 16, _halves(raw[..., :2]))
 
 
-def _q5_1(raw: Tensor) -> Tensor:
-    scales, lows = _halves(raw[..., :2])[..., None], _halves(raw[..., 2:4])[..., None]
-    return (_codes_of_5(raw[..., 4:]) * scales + lows).flatten(1)
+def _q5_1(raw: Tensor) -> Piece:
+    return _piece(_INT8_LOWS, _codes_of_5(raw[..., 4:]), _halves(raw[..., :2]), -_halves(raw[..., 2:4]))
 
 
 def _scales_and_lows(raw: Tensor) -> tuple[Tensor, Tensor]:
@@ -89,20 +99,14 @@ def _scales_and_lows(raw: Tensor) -> tuple[Tensor, Tensor]:
     return scales * _halves(raw[..., :2])[..., None], lows * _halves(raw[..., 2:4])[..., None]
 
 
-def _q4_k(raw: Tensor) -> Tensor:
-    scales, lows = _scales_and_lows(raw)
-    packed = _split(raw[..., 16:], 4)
-    codes = torch.stack((packed & 15, packed >> 4), -2).flatten(-3, -2).float()  # [..., 8, 32]
-    return (codes * scales[..., None] - lows[..., None]).flatten(1)
+def _q4_k(raw: Tensor) -> Piece:
+    return _piece(_INT4_LOWS, _nibbles(_split(raw[..., 16:], 4)), *_scales_and_lows(raw))
 
 
-def _q5_k(raw: Tensor) -> Tensor:
-    scales, lows = _scales_and_lows(raw)
-    packed = _split(raw[..., 48:], 4)
-    codes = torch.stack((packed & 15, packed >> 4), -2).flatten(-3, -2)
+def _q5_k(raw: Tensor) -> Piece:
+    lower = _split(_nibbles(_split(raw[..., 48:], 4)).flatten(-2), 8)  # [..., 8, 32]
     places = torch.arange(8, dtype=torch.uint8)[:, None]
-    codes = codes | (raw[..., None, 16:48] >> places & 1) << 4
-    return (codes.float() * scales[..., None] - lows[..., None]).flatten(1)
+    return _piece(_INT8_LOWS, lower | (raw[..., None, 16:48] >> places & 1) << 4, *_scales_and_lows(raw))
 
 
 def _q6_k(raw: Tensor) -> Tensor:
@@ -132,38 +136,37 @@ def _q3_k(raw: Tensor) -> Tensor:
     return (_split((codes.float() - 4).flatten(-2), 16) * scales[..., None]).flatten(1)
 
 
-_UNEVEN = torch.tensor([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], dtype=torch.float32)
+_UNEVEN = torch.tensor([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], dtype=torch.int8)
 """What codes of IQ4 stand for."""
 
 
-def _iq4_nl(raw: Tensor) -> Tensor:
-    return (_UNEVEN[_nibbles(raw[..., 2:]).int()] * _halves(raw[..., :2])[..., None]).flatten(1)
+def _iq4_nl(raw: Tensor) -> Piece:
+    return _piece(_INT8, _UNEVEN[_nibbles(raw[..., 2:]).int()], _halves(raw[..., :2]))
 
 
-def _iq4_xs(raw: Tensor) -> Tensor:
+def _iq4_xs(raw: Tensor) -> Piece:
     lower = torch.stack((raw[..., 4:8] & 15, raw[..., 4:8] >> 4), -1).flatten(-2)
     upper = torch.stack([raw[..., 2 + part // 4] >> 2 * (part % 4) & 3 for part in range(8)], -1)
     scales = ((lower | upper << 4).float() - 32) * _halves(raw[..., :2])[..., None]
-    codes = _nibbles(_split(raw[..., 8:], 8))
-    return (_UNEVEN[codes.int()] * scales[..., None]).flatten(1)
+    return _piece(_INT8, _UNEVEN[_nibbles(_split(raw[..., 8:], 8)).int()], scales)
 
 
 TYPES = {
     0: BlockType("F32", 1, 4),
     1: BlockType("F16", 1, 2),
     30: BlockType("BF16", 1, 2),
-    2: BlockType("Q4_0", 32, 18, _q4_0, LinearSpec("int4", 32)),
-    3: BlockType("Q4_1", 32, 20, _q4_1),
-    6: BlockType("Q5_0", 32, 22, _q5_0),
-    7: BlockType("Q5_1", 32, 24, _q5_1),
-    8: BlockType("Q8_0", 32, 34, _q8_0, LinearSpec("int8", 32)),
+    2: BlockType("Q4_0", 32, 18, _q4_0, _INT4),
+    3: BlockType("Q4_1", 32, 20, _q4_1, _INT4_LOWS),
+    6: BlockType("Q5_0", 32, 22, _q5_0, _INT8),
+    7: BlockType("Q5_1", 32, 24, _q5_1, _INT8_LOWS),
+    8: BlockType("Q8_0", 32, 34, _q8_0, _INT8),
     10: BlockType("Q2_K", _WIDE, 84, _q2_k),
     11: BlockType("Q3_K", _WIDE, 110, _q3_k),
-    12: BlockType("Q4_K", _WIDE, 144, _q4_k),
-    13: BlockType("Q5_K", _WIDE, 176, _q5_k),
+    12: BlockType("Q4_K", _WIDE, 144, _q4_k, _INT4_LOWS),
+    13: BlockType("Q5_K", _WIDE, 176, _q5_k, _INT8_LOWS),
     14: BlockType("Q6_K", _WIDE, 210, _q6_k),
-    20: BlockType("IQ4_NL", 32, 18, _iq4_nl),
-    23: BlockType("IQ4_XS", _WIDE, 136, _iq4_xs),
+    20: BlockType("IQ4_NL", 32, 18, _iq4_nl, _INT8),
+    23: BlockType("IQ4_XS", _WIDE, 136, _iq4_xs, _INT8),
 }
 """Kinds of blocks by their numbers in a file."""
 BLOCKS = {kind.name: kind for kind in TYPES.values() if kind.open is not None}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -294,8 +294,16 @@ def _allocate_experts(
     gate, up, down = moe.projections
     of_each = [f"{prefix}{moe.prefix}.experts.{expert}" for expert in local]
     rows = {gate: moe.expert_size, up: moe.expert_size}
-    gate_up_weight = new.weight(rows, in_size, [(f"{name}.{gate}", f"{name}.{up}") for name in of_each])
-    down_weight = new.weight({down: in_size}, moe.expert_size, [(f"{name}.{down}",) for name in of_each])
+    first_names, last_names = (
+        [(f"{name}.{gate}", f"{name}.{up}") for name in of_each],
+        [(f"{name}.{down}",) for name in of_each],
+    )
+    gate_up_weight = new.weight(rows, in_size, first_names)
+    down_weight = new.weight({down: in_size}, moe.expert_size, last_names)
+    if isinstance(gate_up_weight, Tensor) != isinstance(down_weight, Tensor):  # kernels take both in codes, or neither
+        plain = replace(new, specs=NO_SPECS)
+        gate_up_weight = plain.weight(rows, in_size, first_names)
+        down_weight = plain.weight({down: in_size}, moe.expert_size, last_names)
     if moe.has_bias:
         assert isinstance(gate_up_weight, Tensor), "experts with biases in fewer bits"
         assert isinstance(down_weight, Tensor), "experts with biases in fewer bits"

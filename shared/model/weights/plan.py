@@ -85,6 +85,12 @@ class WeightPlan:
             )
         return cls(shapes, sources, rounding_specs(config, shapes, quantization))
 
+    def on(self, device: torch.device | str) -> WeightPlan:
+        """As it is carried out there: only kernels of a CPU read codes with lows, elsewhere these are opened."""
+        if torch.device(device).type == "cpu":
+            return self
+        return replace(self, specs={name: spec for name, spec in self.specs.items() if not spec.has_lows})
+
     @property
     def kinds(self) -> str:
         """Kinds of weights in fewer bits, such as `int4+int8`; empty where there are none."""
@@ -141,5 +147,5 @@ def _rounding(kind: Kind | Literal["w8a8", "w4a8"], in_size: int) -> LinearSpec 
 def _num_bytes(spec: LinearSpec, shape: tuple[int, ...]) -> int:
     out_size, in_size = shape[-2:]
     codes = in_size // 2 if spec.kind == "int4" else in_size
-    of_group = 4 + (2 if spec.has_zeros else 0)
+    of_group = 4 + (4 if spec.has_lows else 2 if spec.has_zeros else 0)
     return out_size * (codes + of_group * spec.num_groups(in_size)) + (4 * in_size if spec.index_groups else 0)

@@ -24,8 +24,9 @@ from tests.unit.model.paged_run import greedy, prompt_logits
     [
         ("LlamaForCausalLM", ("Q8_0",), "int8"),
         ("LlamaForCausalLM", ("Q4_0",), "int4"),
-        ("LlamaForCausalLM", ("Q5_0", "Q5_1"), ""),
-        ("Qwen3ForCausalLM", ("Q4_K", "Q6_K", "Q4_K"), ""),
+        ("LlamaForCausalLM", ("Q5_0", "Q5_1"), "int8"),
+        ("Qwen3ForCausalLM", ("Q4_K", "Q6_K", "Q4_K"), "int4"),
+        ("LlamaForCausalLM", ("Q4_K",), "int4"),
         pytest.param("LlamaForCausalLM", ("F32",), "", marks=pytest.mark.slow),
         pytest.param("Qwen2ForCausalLM", ("Q8_0", "Q4_0"), "int4+int8", marks=pytest.mark.slow),
     ],
@@ -48,7 +49,7 @@ def test_a_file_gives_the_logits_and_tokens_of_its_opened_weights(tmp_path, arch
     found = prompt_logits(decoder, PROMPT, 20)
     assert (found - expected).abs().max() <= 1e-3 * expected.abs().max()
     assert greedy(decoder, PROMPT, NUM_TOKENS)[0] == tokens
-    if kinds == ("Q8_0",):
+    if kinds in (("Q8_0",), ("Q4_K",)):
         with EngineRun(folder) as prefill, EngineRun(folder) as decode:
             assert hand_off(prefill, decode, PROMPT, max_tokens=NUM_TOKENS) == tokens
         with GroupRun(folder, Degrees(tensor=2)) as group:

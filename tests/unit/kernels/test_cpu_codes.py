@@ -28,6 +28,7 @@ FORMS = {
     "int4 of whole tiles with zeros": (LinearSpec("int4", 64, has_zeros=True), 96, 512),
     "int4 rows with zeros": (LinearSpec("int4", 0, has_zeros=True), 32, 1040),
     "int8 rows longer than are opened at once": (LinearSpec("int8", 0), 64, 8720),
+    "int4 with lows": (LinearSpec("int4", 32, has_zeros=True, has_lows=True), 96, 1088),
     "int4 groups in rows as long": (LinearSpec("int4", 16, has_zeros=True), 64, 8720),
 }
 """Name → form, rows, columns."""
@@ -125,16 +126,23 @@ def test_rows_in_fp32_are_not_rounded(cpu):
     close(cpu.make_quantized_linear(weight, None, torch.float32).forward(x), x @ opened.t())
 
 
-def test_int8_codes_with_zeros_of_all_values(cpu):
-    weight = QuantizedWeight.allocate(LinearSpec("int8", 32, has_zeros=True), (32, 256), "cpu")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("has_lows", [False, True])
+def test_int8_codes_with_zeros_of_all_values(cpu, has_lows, dtype):
+    weight = QuantizedWeight.allocate(LinearSpec("int8", 32, has_zeros=True, has_lows=has_lows), (32, 256), "cpu")
     weight.codes.copy_(torch.arange(-128, 128, dtype=torch.int8).roll(5))
     weight.scales.copy_(random(32, 8, dtype=torch.float32).abs() + 0.1)
     assert weight.zeros is not None
     weight.zeros.copy_(torch.arange(-128, 128).view(32, 8))
-    opened, x = weight.dense(), random(3, 256, seed=1, dtype=torch.float32)
-    linear = cpu.make_quantized_linear(weight, None, torch.float32)
+    if has_lows:
+        weight.zeros.mul_(0.37)
+        weight.scales[5] = 0.0  # a group of which all numbers are its low
+    opened, x = weight.dense(), random(70, 256, seed=1, dtype=dtype)
+    linear = cpu.make_quantized_linear(weight, None, dtype)
     assert isinstance(linear, CodedLinear)
-    close(linear.forward(x), x @ opened.t())
+    expected = (x.double() @ opened.double().t()).to(dtype)
+    close(linear.forward(x), expected)
+    close(linear.forward(x[:3].contiguous()), expected[:3])
 
 
 def test_ordered_columns(cpu):

@@ -3,7 +3,8 @@
 // sums are scaled; but for ScaledPieces (tiled.h). Kernels take the sums of a row in one order, whatever rows are computed
 // beside it; under AMX, unless they are deterministic, those for up to 5, up to 32 and more rows have an order each.
 //
-// A panel: for each group of k 32 scales in fp32, with zeros 32 bf16 numbers that each code is moved by, then the codes:
+// A panel: for each group of k 32 scales in fp32, with zeros 32 bf16 numbers that each code is moved by, or with lows 32
+// fp32 numbers that each scaled code is, then the codes:
 // of 4 k, 128 bytes in the order of a plain panel's lower bytes, or 64 bytes with the first half's codes in lower nibbles.
 #pragma once
 
@@ -20,13 +21,20 @@ struct CodedSpan : Span {
   const std::byte* codes;
 };
 
-// What a packed weight is made of, as one number: bits + 16 has_zeros + 32 rounds_rows + 256 group; 0: of panels.h.
+// What a packed weight is made of, as one number: bits + 16 has_zeros + 32 rounds_rows + 64 has_lows + 256 group, where
+// one with lows has zeros; 0: of panels.h.
 // rounds_rows: rows are rounded to codes too, and multiplied as rounded.h says.
 struct Form {
-  int64_t bits, has_zeros, rounds_rows, group;
+  int64_t bits, has_zeros, rounds_rows, has_lows, group;
 
-  explicit Form(int64_t form) : bits(form & 15), has_zeros(form >> 4 & 1), rounds_rows(form >> 5 & 1), group(form >> 8) {}
-  int64_t head_bytes() const { return 4 * kColumns + (has_zeros ? 2 * kColumns : 0); }
+  explicit Form(int64_t form)
+      : bits(form & 15), has_zeros(form >> 4 & 1), rounds_rows(form >> 5 & 1), has_lows(form >> 6 & 1), group(form >> 8) {}
+  int64_t head_bytes() const { return 4 * kColumns + (has_lows ? 4 : has_zeros ? 2 : 0) * kColumns; }
+  // What the scaled codes of 16 outputs of a group are moved by, where there are zeros.
+  Floats offset(const std::byte* head, int v, Floats scale) const {
+    const std::byte* at = head + 4 * kColumns;
+    return has_lows ? load((const float*)at + 16 * v) : scale * load16((const bf16*)at + 16 * v);
+  }
   int64_t codes_bytes(int64_t k) const { return k * kColumns * bits / 8; }
   int64_t spans(int64_t most = kSpan) const { return (group + most - 1) / most; }  // of a group
 
@@ -211,7 +219,7 @@ __attribute__((noinline)) void looked_up_panel(
 #pragma GCC unroll 5
       for (int r = 0; r < R; r++) wholes[r][v] = plus_product(wholes[r][v], parts[r][v], scale);
       if (!form.has_zeros) continue;
-      const Floats offset = scale * load16((const bf16*)(span.head + 4 * kColumns) + 16 * v);
+      const Floats offset = form.offset(span.head, v, scale);
 #pragma GCC unroll 5
       for (int r = 0; r < R; r++) wholes[r][v] = plus_product(wholes[r][v], all(sums[r]), offset);
     }
@@ -280,7 +288,7 @@ void add_scaled(
   for (int v = 0; v < 2; v++) {
     const Floats scale = load((const float*)head + 16 * v), of_part = scale * all(unit);
     Floats offset = zeros();
-    if (form.has_zeros) offset = scale * load16((const bf16*)(head + 4 * kColumns) + 16 * v);
+    if (form.has_zeros) offset = form.offset(head, v, scale);
     for (int r = 0; r < rows; r++) {
       float* out = c + r * kColumns + 16 * v;
       Floats sum = plus_product(load(out), load(part + r * kColumns + 16 * v), of_part);
@@ -299,7 +307,7 @@ void add_scaled(
     for (int v = 0; v < 2; v++) {
       const Floats scale = load((const float*)head + 16 * v), of_part = scale * all(unit);
       Floats offset = zeros();
-      if (form.has_zeros) offset = scale * load16((const bf16*)(head + 4 * kColumns) + 16 * v);
+      if (form.has_zeros) offset = form.offset(head, v, scale);
       for (int r = 0; r < rows; r++)
         of.update(
             r, v,
@@ -383,12 +391,12 @@ void open_codes(const Codes& codes, int64_t k, float* out) {
   }
 }
 
-// c[R][16 V] += a b, the products of a span, scaled while they are in registers: what coded_tile and add_scaled compute.
-// sums [R] of the rows. As much as a takes is fetched from `ahead` on.
+// c[R][16 V] += a b, the products of a span, scaled while they are in registers: what coded_tile and add_scaled compute, of
+// the panel's halves from `half` on. sums [R] of the rows. As much as a takes is fetched from `ahead` on.
 template <int R, int V, bool HasZeros, typename Of>
 __attribute__((always_inline)) inline void scaled_pass(
-    const float* a, const float* b, int64_t k, const float* scales, const bf16* offsets, float unit, const float* sums,
-    float* c, const float* ahead) {
+    const float* a, const float* b, int64_t k, const Form& form, const std::byte* head, int half, float unit,
+    const float* sums, float* c, const float* ahead) {
   Floats parts[R][V];
 #pragma GCC unroll 14
   for (int r = 0; r < R; r++)
@@ -397,9 +405,9 @@ __attribute__((always_inline)) inline void scaled_pass(
   add_products<R, V, Of, true>(parts, a, R, b, k, ahead, R);
 #pragma GCC unroll 2
   for (int v = 0; v < V; v++) {
-    const Floats scale = load(scales + 16 * v), of_part = scale * all(unit);
+    const Floats scale = load((const float*)head + 16 * (half + v)), of_part = scale * all(unit);
     Floats offset = zeros();
-    if constexpr (HasZeros) offset = scale * load16(offsets + 16 * v);
+    if constexpr (HasZeros) offset = form.offset(head, half + v, scale);
 #pragma GCC unroll 14
     for (int r = 0; r < R; r++) {
       float* out = c + r * kColumns + 16 * v;
@@ -411,15 +419,13 @@ __attribute__((always_inline)) inline void scaled_pass(
 }
 template <int R, bool HasZeros, typename Of>
 __attribute__((noinline)) void scaled_tile(
-    const float* a, const float* b, int64_t k, const std::byte* head, float unit, const float* sums, float* c,
-    const float* ahead) {
-  const float* scales = (const float*)head;
-  const bf16* offsets = (const bf16*)(head + 4 * kColumns);
+    const float* a, const float* b, int64_t k, const Form& form, const std::byte* head, float unit, const float* sums,
+    float* c, const float* ahead) {
   if constexpr (kVectors == 32 || R <= 2) {
-    scaled_pass<R, 2, HasZeros, Of>(a, b, k, scales, offsets, unit, sums, c, ahead);
+    scaled_pass<R, 2, HasZeros, Of>(a, b, k, form, head, 0, unit, sums, c, ahead);
   } else {
-    scaled_pass<R, 1, HasZeros, Of>(a, b, k, scales, offsets, unit, sums, c, ahead);
-    scaled_pass<R, 1, HasZeros, Of>(a, b + 16, k, scales + 16, offsets + 16, unit, sums, c + 16, ahead);
+    scaled_pass<R, 1, HasZeros, Of>(a, b, k, form, head, 0, unit, sums, c, ahead);
+    scaled_pass<R, 1, HasZeros, Of>(a, b + 16, k, form, head, 1, unit, sums, c + 16, ahead);
   }
 }
 
@@ -500,7 +506,7 @@ class ManyCoded {
       const CodedSpan span = form_.span(n, panel);
       const int64_t at = (span.k - first) / Laid<T>::per_word;
       scaled_tile<R, HasZeros, typename Laid<T>::Products>(
-          a + at * R, words + at * kColumns, span.depth / Laid<T>::per_word, span.head, unit_, sums + n * R, c,
+          a + at * R, words + at * kColumns, span.depth / Laid<T>::per_word, form_, span.head, unit_, sums + n * R, c,
           ahead + at * R);
     }
   }

@@ -131,7 +131,7 @@ class ScaledPieces {
     for (int v = 0; v < 2; v++) {
       const Floats scale = load((const float*)at_ + 16 * v);
       scales_[v] = scale * all(Codes::kUnit);
-      offsets_[v] = form_.has_zeros ? scale * load16((const bf16*)(at_ + 4 * kColumns) + 16 * v) : zeros();
+      offsets_[v] = form_.has_zeros ? form_.offset(at_, v, scale) : zeros();
     }
     codes_ = Codes(at_ + form_.head_bytes());
     at_ += form_.group_bytes();

@@ -66,13 +66,30 @@ class Beside:
         if num_answers and target_s < math.inf:
             late = self.decode_s > target_s  # even without prompts
             limit_s = GAP_TARGETS * self.decode_s if late else AIM * target_s
-            self._bounds = tuple(
-                (limit_s - self._own_s - read_s - num_answers * token_s, token_s) for read_s, token_s in times.lines
+            left_s = limit_s - self._own_s
+            (read_s, token_s), (other_read_s, other_token_s) = times.lines
+            self._bounds = (
+                (left_s - read_s - num_answers * token_s, token_s),
+                (left_s - other_read_s - num_answers * other_token_s, other_token_s),
             )
 
     def pace(self, pairs_a_token: float, num_tokens: float = math.inf) -> Pace:
-        """The largest chunk whose step the answers bear; its step is within both of `StepTimes.lines`. Written out:
-        a request asks for some hundred of them."""
+        """The largest chunk whose step the answers bear."""
+        return Pace(*self._step(pairs_a_token, num_tokens), self.decode_s)
+
+    def seconds(self, pairs_a_token: float, num_tokens: float) -> float:
+        """To compute prompts of that many tokens in all at that pace; a step's time at least."""
+        chunk, step_s = self._step(pairs_a_token, num_tokens)
+        return num_tokens / chunk * step_s if num_tokens > chunk else step_s
+
+    def rate(self, pairs_a_token: float) -> float:
+        """Tokens of prompts a second at that pace, of as many prompts as there may be."""
+        chunk, step_s = self._step(pairs_a_token, math.inf)
+        return chunk / step_s
+
+    def _step(self, pairs_a_token: float, num_tokens: float) -> tuple[float, float]:
+        """The largest chunk and its step, which is within both of `StepTimes.lines`. Written out: a request asks for some
+        hundred of them."""
         attention_s = pairs_a_token * self._attention_s
         chunk = num_tokens if num_tokens < self._most else self._most
         if self._bounds:
@@ -89,7 +106,7 @@ class Beside:
                 chunk = max(least, min(chunk, LEAST_CHUNK))
         read_s, products_s = self._read_s, (self._num_answers + chunk) * self._token_s
         longer_s, shorter_s = (read_s, products_s) if read_s > products_s else (products_s, read_s)
-        return Pace(chunk, self._own_s + chunk * attention_s + (longer_s + self._exposed * shorter_s), self.decode_s)
+        return chunk, self._own_s + chunk * attention_s + (longer_s + self._exposed * shorter_s)
 
 
 def pace_of(

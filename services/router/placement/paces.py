@@ -78,7 +78,7 @@ def _to_compute(view: WorkerView, known: Known, num_tokens: int, num_pairs: floa
     """Seconds: first while its answers are ahead of their target, then at the steady pace."""
     pairs_a_token, target_s, slack_s = num_pairs / num_tokens, known.target_s, view.least_slack_s or 0.0
     if slack_s <= 0 or not known.steady.decode_s <= target_s < math.inf or view.num_decoding <= view.num_promised:
-        return known.steady.pace(pairs_a_token, num_tokens).seconds(num_tokens)
+        return known.steady.seconds(pairs_a_token, num_tokens)
     burst = known.burst.pace(pairs_a_token, num_tokens)
     spent_s = burst.step_s - AIM * target_s
     in_burst = burst.chunk_tokens * slack_s / spent_s if spent_s > 0 else math.inf
@@ -118,7 +118,7 @@ def prompt_rate(view: WorkerView, times: StepTimes, target_s: float, pairs_a_tok
     """Tokens of prompts a second that the worker computes of its queue, or where that is empty, of prompts whose tokens
     attend to `pairs_a_token` tokens each."""
     pairs = view.num_queued_pairs / view.num_queued_tokens if view.num_queued_tokens else pairs_a_token
-    return _known(view, times, target_s).steady.pace(pairs).tokens_a_second
+    return _known(view, times, target_s).steady.rate(pairs)
 
 
 def steady_rate(

@@ -88,8 +88,8 @@ class Beside:
         return chunk / step_s
 
     def _step(self, pairs_a_token: float, num_tokens: float) -> tuple[float, float]:
-        """The largest chunk and its step, which is within both of `StepTimes.lines`. Written out: a request asks for some
-        hundred of them."""
+        """The largest chunk and its step, which is within both of `StepTimes.lines`. Written out: a request asks for
+        some hundred of them."""
         attention_s = pairs_a_token * self._attention_s
         chunk = num_tokens if num_tokens < self._most else self._most
         if self._bounds:

@@ -40,13 +40,17 @@ def block_bytes(model: Path, element_bytes: int = 4) -> int:
 
 
 class PatientCommands(TandemCommands):
-    """The real services, of which a busy machine's pauses do not change what is fetched and what is computed."""
+    """The real services, of which a busy machine's pauses do not change what is fetched and what is computed, nor
+    which requests wait for a worker that restarts."""
 
     def store_node(self, number, bind, redis_url):
         return [*super().store_node(number, bind, redis_url), "--redis-timeout-s", str(PATIENCE_S)]
 
     def worker(self, plan, kvstore):
         return patient(super().worker(plan, kvstore))
+
+    def router(self, *arguments, **named):
+        return [*super().router(*arguments, **named), "--queue-timeout-s", str(DEADLINE_S)]
 
 
 class Running:

@@ -4,52 +4,34 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
-import subprocess
-import sys
+import threading
 from collections.abc import Iterator
 
-NUM_SPINNERS = 3
-_NICE = 10
+STOPPED_S, RUNNING_S = 0.15, 0.01
+"""In turn; a worker that says nothing for a second would be given no work."""
 
 
 @contextlib.contextmanager
-def starved(pid: int, others: list[int]) -> Iterator[None]:
-    """The process gets a few percent of one core, which others compute on; the cluster's `others` keep off that core.
-    Needs two cores."""
-    cores = sorted(os.sched_getaffinity(0))
-    before: dict[int, set[int]] = {}
-    for tid in (tid for other in (pid, *others) for tid in _threads(other)):
-        with contextlib.suppress(ProcessLookupError):
-            before[tid] = os.sched_getaffinity(tid)
-    spinners = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(NUM_SPINNERS)]
+def starved(pid: int) -> Iterator[None]:
+    """The process computes for 10 ms of each 160, however busy the machine is."""
+    over = threading.Event()
+
+    def take_turns() -> None:
+        while not over.is_set():
+            os.kill(pid, signal.SIGSTOP)
+            over.wait(STOPPED_S)
+            os.kill(pid, signal.SIGCONT)
+            over.wait(RUNNING_S)
+
+    turns = threading.Thread(target=take_turns)
+    turns.start()
     try:
-        for spinner in spinners:
-            os.sched_setaffinity(spinner.pid, cores[:1])
-        for other in others:
-            _pin(other, cores[1:])
-        _pin(pid, cores[:1])
-        for tid in _threads(pid):
-            with contextlib.suppress(ProcessLookupError):
-                os.setpriority(os.PRIO_PROCESS, tid, min(19, os.getpriority(os.PRIO_PROCESS, tid) + _NICE))
         yield
     finally:
-        for spinner in spinners:
-            spinner.kill()
-            spinner.wait()
-        for tid, had in before.items():
-            with contextlib.suppress(ProcessLookupError):
-                os.sched_setaffinity(tid, had)
-
-
-def _threads(pid: int) -> list[int]:
-    return [int(name) for name in os.listdir(f"/proc/{pid}/task")]
-
-
-def _pin(pid: int, cores: list[int]) -> None:
-    for tid in _threads(pid):
-        with contextlib.suppress(ProcessLookupError):
-            os.sched_setaffinity(tid, cores)
+        over.set()
+        turns.join()
 
 
 def narrow_connection(address: str, body: bytes, request_id: str) -> socket.socket:

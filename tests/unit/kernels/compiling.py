@@ -172,7 +172,7 @@ def _inspect(name: str, kernel: Any) -> Compiled:
         file.write(kernel.asm["cubin"])
         file.flush()
         command = [tool, "--dump-resource-usage", file.name]
-        usage = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+        usage = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     match = re.search(r"REG:(\d+) STACK:(\d+)", usage)
     assert match is not None, usage
     return Compiled(name, int(match[1]), int(match[2]), kernel.metadata.shared, kernel.asm["ptx"])

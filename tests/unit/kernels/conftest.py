@@ -19,33 +19,31 @@ import pytest
 
 Run = Callable[..., Any]
 
-INTERPRETING_S = 110
-COMPILING_S = 580
-
 
 @pytest.fixture(scope="session")
 def interpreted() -> Iterator[Run]:
     """Calls a module's function in a process whose Triton interprets; errors come back as they were raised."""
-    yield from _child(_interpret, INTERPRETING_S)
+    yield from _child(_interpret)
 
 
 @pytest.fixture(scope="session")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     """Calls a module's function in a process whose Triton compiles, into a cache of its own."""
-    yield from _child(partial(_compile, str(tmp_path_factory.mktemp("triton"))), COMPILING_S)
+    yield from _child(partial(_compile, str(tmp_path_factory.mktemp("triton"))))
 
 
 @pytest.fixture
 def compiled_afresh(tmp_path: Path) -> Iterator[Run]:
     """Likewise, in a process that has compiled nothing yet."""
-    yield from _child(partial(_compile, str(tmp_path)), COMPILING_S)
+    yield from _child(partial(_compile, str(tmp_path)))
 
 
-def _child(initializer: Callable[[], None], deadline_s: float) -> Iterator[Run]:
+def _child(initializer: Callable[[], None]) -> Iterator[Run]:
+    """No call has a deadline of its own: the test's limit ends the wait."""
     if importlib.util.find_spec("triton") is None:
         pytest.skip("the package triton is not installed")
     with ProcessPoolExecutor(1, get_context("spawn"), initializer) as pool:
-        yield lambda function, *args, **kwargs: pool.submit(function, *args, **kwargs).result(deadline_s)
+        yield lambda function, *args, **kwargs: pool.submit(function, *args, **kwargs).result()
 
 
 def _interpret() -> None:

@@ -81,4 +81,4 @@ def test_auto_passes_over_who_refuses_and_says_why(
 @pytest.mark.slow
 def test_decoder_and_registry_import_without_triton() -> None:
     code = "import sys; sys.modules['triton'] = None; import shared.kernels.backends.registry, shared.model.decoder"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -160,7 +160,7 @@ def _plan(need: EngineNeed, config: ModelConfig) -> WeightPlan:
 
     with Checkpoint.of(need.model) as checkpoint:
         is_own = need.has_head and need.head_folder is None
-        return WeightPlan.make(checkpoint, config, need.quantization, has_head=is_own).on(need.device)
+        return WeightPlan.make(checkpoint, config, need.quantization, has_head=is_own, device=need.device)
 
 
 def _head_elements(need: EngineNeed, config: ModelConfig) -> int:

@@ -125,7 +125,7 @@ class Decoder:
         with Checkpoint.of(folder, ahead=torch.device(device).type == "cuda") as checkpoint:
             if has_head:
                 check_head(checkpoint, config)
-            plan = WeightPlan.make(checkpoint, config, quantization, has_head=has_head).on(device)
+            plan = WeightPlan.make(checkpoint, config, quantization, has_head=has_head, device=device)
             in_codes = bool(plan.specs)
             chosen = kernels_for(config, device, dtype, kernels, deterministic=deterministic, in_codes=in_codes)
             check_specs(plan.specs, chosen, device)

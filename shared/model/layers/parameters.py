@@ -208,11 +208,15 @@ class Allocator:
         """An uninitialised tensor of plain numbers."""
         return torch.empty(shape, dtype=self.dtype, device=self.device)
 
+    def spec(self, parts: Sequence[Sequence[str]]) -> LinearSpec | None:
+        """The form of weights with these parts by name; None: plain numbers, also where parts have several forms."""
+        specs = {self.specs.get(f"{name}.weight") for names in parts for name in names}
+        return specs.pop() if len(specs) == 1 else None
+
     def weight(self, rows: Mapping[str, int], in_size: int, ahead: Sequence[Sequence[str]] = ()) -> Weight:
         """A projection of parts by name, `rows` each. `ahead`: of several such weights, each one's names of parts."""
         shape = (*((len(ahead),) if ahead else ()), sum(rows.values()), in_size)
-        specs = {self.specs.get(f"{name}.weight") for names in (ahead or (tuple(rows),)) for name in names}
-        spec = specs.pop() if len(specs) == 1 else None
+        spec = self.spec(ahead or (tuple(rows),))
         if spec is None:
             return self.empty(*shape)
         return QuantizedWeight.allocate(spec, shape, self.device, part_rows=tuple(rows.values()))
@@ -294,16 +298,12 @@ def _allocate_experts(
     gate, up, down = moe.projections
     of_each = [f"{prefix}{moe.prefix}.experts.{expert}" for expert in local]
     rows = {gate: moe.expert_size, up: moe.expert_size}
-    first_names, last_names = (
-        [(f"{name}.{gate}", f"{name}.{up}") for name in of_each],
-        [(f"{name}.{down}",) for name in of_each],
-    )
-    gate_up_weight = new.weight(rows, in_size, first_names)
-    down_weight = new.weight({down: in_size}, moe.expert_size, last_names)
-    if isinstance(gate_up_weight, Tensor) != isinstance(down_weight, Tensor):  # kernels take both in codes, or neither
-        plain = replace(new, specs=NO_SPECS)
-        gate_up_weight = plain.weight(rows, in_size, first_names)
-        down_weight = plain.weight({down: in_size}, moe.expert_size, last_names)
+    gate_up_names = [(f"{name}.{gate}", f"{name}.{up}") for name in of_each]
+    down_names = [(f"{name}.{down}",) for name in of_each]
+    if new.spec(gate_up_names) is None or new.spec(down_names) is None:  # kernels take both in codes, or neither
+        new = replace(new, specs=NO_SPECS)
+    gate_up_weight = new.weight(rows, in_size, gate_up_names)
+    down_weight = new.weight({down: in_size}, moe.expert_size, down_names)
     if moe.has_bias:
         assert isinstance(gate_up_weight, Tensor), "experts with biases in fewer bits"
         assert isinstance(down_weight, Tensor), "experts with biases in fewer bits"

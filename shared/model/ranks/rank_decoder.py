@@ -97,7 +97,7 @@ class RankDecoder(Decoder):
         degrees.check(config)
         shard = Shard(config, degrees, links.everyone.rank, placement)
         with Checkpoint.of(folder, ahead=torch.device(device).type == "cuda") as checkpoint:
-            plan = WeightPlan.make(checkpoint, config, quantization).on(device)
+            plan = WeightPlan.make(checkpoint, config, quantization, device=device)
             parameters = allocate_shard(shard, dtype, device, plan.specs)
             load_shard(checkpoint, shard, plan, parameters, on_progress)
         decoder = cls(shard, parameters, choose_kernels(device, dtype, kernels), links)

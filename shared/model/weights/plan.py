@@ -8,13 +8,15 @@ from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import torch
+from torch import Tensor
 
 from shared.errors import ConfigError
 from shared.kernels.linear_spec import Kind, LinearSpec, int4_spec
+from shared.kernels.quantized import Weight
 from shared.model.config.model_config import ModelConfig
 from shared.model.config.quantization import STACKED
 from shared.model.layers.head import HeadParameters
-from shared.model.layers.parameters import DecoderParameters, Specs, unused_tensors
+from shared.model.layers.parameters import NO_SPECS, DecoderParameters, Specs, unused_tensors
 from shared.model.weights.checkpoint import Checkpoint
 from shared.model.weights.schemes import MAKERS
 from shared.model.weights.sources import TIED_NAME, TIED_SOURCE, WeightSource, match_sources
@@ -47,21 +49,22 @@ class WeightPlan:
         quantization: Quantization = AS_STORED,
         *,
         has_head: bool = False,
+        device: torch.device | str = "cpu",
     ) -> WeightPlan:
-        """Checks every name, shape and dtype, and reads no tensor. `has_head`: of the head, too.
+        """Checks every name, shape and dtype, and reads no tensor. `has_head`: of the head, too. `device`: that the
+        weights are read onto; only kernels of a CPU read codes with lows, elsewhere these are opened.
 
         Raises:
             ConfigError: another `quantization` than a checkpoint in fewer bits has.
             ModelLoadError: as `match_sources`.
         """
-        whole = DecoderParameters.allocate(config, torch.float32, "meta").checkpoint_views(config)
-        if has_head:
-            whole |= HeadParameters.allocate(config, torch.float32, "meta").checkpoint_views(config)
-        shapes = {name: tuple(view.shape) for name, view in whole.items()}
+        shapes = {name: tuple(view.shape) for name, view in _views(config, NO_SPECS, has_head=has_head).items()}
         sources = match_sources(checkpoint, shapes, MAKERS, config.quantization, unused_tensors(config))
         if quantization == "auto":
-            found = {name: source.spec for name, source in sources.items() if source.spec is not None}
-            return cls(shapes, sources, found)
+            reads_lows = torch.device(device).type == "cpu"
+            forms = {name: spec for name, source in sources.items() if (spec := source.spec) is not None}
+            found = {name: spec for name, spec in forms.items() if reads_lows or not spec.has_lows}
+            return cls(shapes, sources, _kept(config, found, has_head=has_head) if found else found)
         if config.quantization is not None:
             raise ConfigError(
                 f"quantization is {quantization}, but the checkpoint's weights are quantized already "
@@ -85,12 +88,6 @@ class WeightPlan:
             )
         return cls(shapes, sources, rounding_specs(config, shapes, quantization))
 
-    def on(self, device: torch.device | str) -> WeightPlan:
-        """As it is carried out there: only kernels of a CPU read codes with lows, elsewhere these are opened."""
-        if torch.device(device).type == "cpu":
-            return self
-        return replace(self, specs={name: spec for name, spec in self.specs.items() if not spec.has_lows})
-
     @property
     def kinds(self) -> str:
         """Kinds of weights in fewer bits, such as `int4+int8`; empty where there are none."""
@@ -106,6 +103,20 @@ class WeightPlan:
         if TIED_NAME in self.specs and TIED_NAME not in self.shapes:
             total += _num_bytes(self.specs[TIED_NAME], self.shapes[TIED_SOURCE])
         return total
+
+
+def _views(config: ModelConfig, specs: Specs, *, has_head: bool) -> dict[str, Weight]:
+    """What the checkpoint's tensors fill, without memory."""
+    views = DecoderParameters.allocate(config, torch.float32, "meta", specs=specs).checkpoint_views(config)
+    if has_head:
+        views |= HeadParameters.allocate(config, torch.float32, "meta", specs).checkpoint_views(config)
+    return views
+
+
+def _kept(config: ModelConfig, specs: Specs, *, has_head: bool) -> Specs:
+    """Less the forms of weights that are opened, since they are fused with parts of another form."""
+    views = _views(config, specs, has_head=has_head)
+    return {name: spec for name, spec in specs.items() if not isinstance(views.get(name), Tensor)}
 
 
 def _named(spec: LinearSpec) -> str:

@@ -26,8 +26,9 @@ from shared.model.gguf.folder import gguf_folder
 from shared.model.gguf.header import GgufHeader, read_gguf
 from shared.model.gguf.vocabulary import tokenizer_of
 from shared.model.text.tokenizer import Tokenizer
+from shared.model.weights.checkpoint import Checkpoint
 from shared.model.weights.loader import fingerprint
-from shared.model.weights.plan import AS_STORED, QUANTIZATIONS
+from shared.model.weights.plan import AS_STORED, QUANTIZATIONS, WeightPlan
 from tandem_cli.up import find_model
 from tests.demo import DEMO
 from tests.gguf_files import write_model
@@ -270,3 +271,17 @@ def test_codes_are_not_rounded_again(tmp_path, source, kind, quantization):
     with pytest.raises(ConfigError, match=r"weight is stored in fewer bits already: take auto") as caught:
         Decoder.load(folder, torch.float32, "cpu", quantization=quantization)
     assert caught.value.field == "quantization"
+
+
+def test_the_plan_knows_the_bytes_of_parts_that_are_opened_since_they_have_several_types(tmp_path, source):
+    write_model(source, ("Q8_0", "Q5_1", "Q4_0"), tmp_path / "small.gguf", tmp_path / "opened", **vocabulary())
+    folder = gguf_folder(tmp_path / "small.gguf", tmp_path / "cache")
+    config = load_config(folder)
+    with Checkpoint.of(folder) as checkpoint:
+        whole, elsewhere = (WeightPlan.make(checkpoint, config, device=device) for device in ("cpu", "cuda"))
+    assert not {spec for spec in elsewhere.specs.values() if spec.has_lows}
+    assert len(elsewhere.specs) < len(whole.specs)
+    assert not [name for name in whole.specs if name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight"))]
+    decoder = Decoder.load(folder, torch.float32, "cpu", kernels="torch")
+    plain = 4 * config.hidden_size * (2 * config.num_layers + 1 + config.vocab_size)
+    assert whole.weight_bytes(4) == decoder.projection_bytes + plain

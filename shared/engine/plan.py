@@ -115,12 +115,7 @@ class StepPlan:
     @property
     def num_prefill_tokens(self) -> int:
         """Tokens of prompts, and those that are computed again; the others continue answers."""
-        chunks = [
-            len(item.token_ids)
-            for item in self.sequences
-            if item.start < item.num_prompt_tokens or len(item.token_ids) > (len(item.samples) or 1)
-        ]
-        return sum(chunks)
+        return sum([len(item.token_ids) for item in self.sequences if not item.is_decode])
 
     @property
     def is_empty(self) -> bool:

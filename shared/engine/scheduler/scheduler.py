@@ -263,6 +263,7 @@ class Scheduler:
             self._tables.give_back_unseen(sequence)
             if sequence.paced_from_s is None:
                 self._pacing.began(sequence, self._clock())
+            sequence.check()
         if failed is not None:
             if failed.structure is None:
                 self.pool.forget(held_of(sequence.block_ids))

@@ -90,12 +90,17 @@ class EngineSequence:
     newest_row: int = 0  # index of its first token among those that this plan samples
     has_penalties: bool = field(init=False)  # as its sampling settings say
     most_tokens: int = field(init=False)  # the answer ends with as many, the prompt's included
+    ends: frozenset[int] = field(init=False)  # tokens that can end it
+    # As `goal` says: Python 3.11 takes longer to look up a member of an Enum than to call a function.
+    ends_with_first_token: bool = field(init=False)
 
     def __post_init__(self) -> None:
         max_tokens = self.sampling.max_tokens
         assert max_tokens is not None, "max_tokens is resolved"
         self.most_tokens = min(self.num_prompt_tokens + max_tokens, self.max_tokens_total)
         self.has_penalties = self.sampling.has_penalties
+        self.ends = frozenset(self.sampling.stop_token_ids) | self.eos_token_ids
+        self.ends_with_first_token = self.goal is Goal.FIRST_TOKEN
         assert 0 < self.num_prompt_tokens <= len(self.token_ids), "a sequence has a prompt"
         assert self.sampling.seed is not None, "seed is resolved"
         self.check()
@@ -125,7 +130,7 @@ class EngineSequence:
     @property
     def max_kv_tokens(self) -> int:
         """Most tokens whose KV this worker will hold for the sequence."""
-        return self.num_tokens if self.goal is Goal.FIRST_TOKEN else self.max_tokens_total
+        return self.num_tokens if self.ends_with_first_token else self.max_tokens_total
 
     @property
     def num_output_tokens(self) -> int:
@@ -165,7 +170,7 @@ class EngineSequence:
         or decide which beams continue."""
         num_samples = self.num_in_flight_samples
         num_tokens = len(self.token_ids) + num_samples
-        if num_samples and (num_tokens >= self.most_tokens or self.search or self.goal is Goal.FIRST_TOKEN):
+        if num_samples and (num_tokens >= self.most_tokens or self.search or self.ends_with_first_token):
             return 0
         return num_tokens - self.num_computed_tokens - self.num_in_flight_tokens
 
@@ -229,18 +234,20 @@ class EngineSequence:
         """Why the newest token ends the sequence, else None; the router looks for stop strings."""
         if self.search:
             return None  # that is for the search to say
-        sampling = self.sampling
         num_tokens = len(self.token_ids)
-        num_output = num_tokens - self.num_prompt_tokens
-        if num_output:
-            newest, may_end = self.token_ids[-1], num_output >= sampling.min_tokens
-            if may_end and newest in sampling.stop_token_ids:
-                return FinishReason.STOP
-            # A structure allows an end token only where the answer is complete, and nothing can follow it.
-            is_structured = sampling.structured_output is not None
-            if newest in self.eos_token_ids and (is_structured or (may_end and not sampling.ignore_eos)):
-                return FinishReason.STOP
+        if self.token_ids[-1] in self.ends and num_tokens > self.num_prompt_tokens and self._is_ended():
+            return FinishReason.STOP
         return FinishReason.LENGTH if num_tokens >= self.most_tokens else None
+
+    def _is_ended(self) -> bool:
+        """Whether the newest token, one of `ends`, ends the answer here."""
+        sampling, newest = self.sampling, self.token_ids[-1]
+        may_end = self.num_output_tokens >= sampling.min_tokens
+        if may_end and newest in sampling.stop_token_ids:
+            return True
+        # A structure allows an end token only where the answer is complete, and nothing can follow it.
+        is_structured = sampling.structured_output is not None
+        return newest in self.eos_token_ids and (is_structured or (may_end and not sampling.ignore_eos))
 
     def banned_token_ids(self, num_guesses: int = 0) -> tuple[int, ...]:
         """Tokens that must not be sampled behind those known, in flight, and guessed: the ends, until min_tokens is

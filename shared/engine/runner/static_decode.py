@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import compress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -272,20 +273,17 @@ class StaticTables:
 
     def fill(self, block_tables: Sequence[tuple[int, ...]], num_rows: int) -> None:
         """Queue what changed since the last call in the first `num_rows` rows; those past the tables are padding."""
-        changed = False
-        for row in range(num_rows):
-            new = block_tables[row] if row < len(block_tables) else self._padding
-            old = self._rows[row]
-            if new is old or new == old:
-                continue
+        wanted = [*block_tables, *[self._padding] * (num_rows - len(block_tables))]
+        is_new = [new is not old and new != old for new, old in zip(wanted, self._rows, strict=False)]
+        if True not in is_new:
+            return
+        for row in compress(range(num_rows), is_new):
+            new, old = wanted[row], self._rows[row]
             # Most changes are a block more.
             begin = len(old) if new[: len(old)] == old else 0
             self._mirror[row, begin : len(new)] = new[begin:]
             self._rows[row] = new
-            changed = True
-        if not changed:
-            return
-        used = max(len(row) for row in self._rows[:num_rows])
+        used = max(map(len, wanted))
         host = self._link.empty(num_rows * used * 4).view(torch.int32).view(num_rows, used)
         host.numpy()[:] = self._mirror[:num_rows, :used]
         self.tables[:num_rows, :used].copy_(host, non_blocking=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right, insort
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from shared.engine.sequence import EngineSequence, Goal
 from shared.errors import Overloaded
@@ -86,14 +86,19 @@ class OutputLengths:
         The quantile of those answers that became longer. One that is longer than all of them is expected to be half
         done: nothing else is known of it.
         """
-        lengths = self._sorted
+        return self.expected_each((num_produced,))[0]
+
+    def expected_each(self, produced: Sequence[int]) -> list[int]:
+        """`expected` of each of these counts, for many answers at once."""
+        lengths, places = self._sorted, self._places
         num_lengths = len(lengths)
         if num_lengths < MIN_OBSERVATIONS:
-            return self._first_guess if num_produced < self._first_guess else num_produced + 1
-        shorter = bisect_right(lengths, num_produced)
-        if shorter == num_lengths:
-            return 2 * (num_produced or 1)
-        return lengths[shorter + self._places[num_lengths - shorter]]
+            guess = self._first_guess
+            return [guess if count < guess else count + 1 for count in produced]
+        return [
+            2 * (count or 1) if shorter == num_lengths else lengths[shorter + places[num_lengths - shorter]]
+            for count, shorter in [(count, bisect_right(lengths, count)) for count in produced]
+        ]
 
 
 class GrowthReserve:
@@ -109,36 +114,37 @@ class GrowthReserve:
         if self._lengths is not None and sequence.goal is Goal.COMPLETION and sequence.num_output_tokens > 0:
             self._lengths.observe(sequence.num_output_tokens)
 
-    def num_blocks(self, sequences: Iterable[EngineSequence]) -> int:
+    def num_blocks(self, sequences: Sequence[EngineSequence]) -> int:
         """Blocks that these sequences are expected to take beyond those they hold."""
         if self._lengths is None:
-            return sum(1 for _ in sequences) * self._groups.size
-        total = 0
+            return len(sequences) * self._groups.size
+        expected = self._expected_tokens(sequences)
         if not self._groups.is_plain:
-            for sequence in sequences:
-                total += self.of_newcomer(sequence, sequence.num_held_blocks)
-            return total
-        block_size, expected_tokens = self._groups.block_size, self._expected_tokens
-        for sequence in sequences:
-            missing = -(-expected_tokens(sequence) // block_size) - len(sequence.block_ids)
-            if missing > 0:
-                total += missing
-        return total
+            num_blocks = self._groups.num_blocks
+            held = [(num_blocks(count), s.num_held_blocks) for s, count in zip(sequences, expected, strict=True)]
+            return sum(max(0, most - num_held) for most, num_held in held)
+        size = self._groups.block_size
+        missing = [-(-count // size) - len(s.block_ids) for s, count in zip(sequences, expected, strict=True)]
+        return sum([count for count in missing if count > 0])
 
     def of_newcomer(self, sequence: EngineSequence, num_held: int) -> int:
         """Blocks that a sequence is expected to take once it holds `num_held`."""
         if self._lengths is None:
             return 0
-        return max(0, self._groups.num_blocks(self._expected_tokens(sequence)) - num_held)
+        return max(0, self._groups.num_blocks(self._expected_tokens((sequence,))[0]) - num_held)
 
-    def _expected_tokens(self, sequence: EngineSequence) -> int:
-        num_tokens = len(sequence.token_ids)
-        if sequence.goal is Goal.FIRST_TOKEN:
-            return num_tokens
+    def _expected_tokens(self, sequences: Sequence[EngineSequence]) -> list[int]:
+        """Of each, prompt and answer; of one that ends with its first token, what it has."""
         assert self._lengths is not None
-        num_prompt_tokens, most = sequence.num_prompt_tokens, sequence.max_tokens_total
-        expected = num_prompt_tokens + self._lengths.expected(num_tokens - num_prompt_tokens)  # more than num_tokens
-        return expected if expected < most else most
+        lengths = self._lengths.expected_each([len(s.token_ids) - s.num_prompt_tokens for s in sequences])
+        return [
+            len(s.token_ids)
+            if s.ends_with_first_token
+            else s.num_prompt_tokens + length
+            if s.num_prompt_tokens + length < s.max_tokens_total
+            else s.max_tokens_total
+            for s, length in zip(sequences, lengths, strict=True)
+        ]
 
 
 class Admission:

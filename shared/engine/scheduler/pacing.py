@@ -141,7 +141,7 @@ class Pacing:
         earned_s, most_earned_s = max(0.0, due_s - (self._mean_s or decode_s)), max(0.0, target_s - decode_s)
         least, num_answers = math.inf, 0
         for sequence in reversed(sequences):  # the newest have got ahead least: most of the others are passed over
-            if sequence.paced_from_s is None or sequence.goal is not Goal.COMPLETION:
+            if sequence.paced_from_s is None or sequence.ends_with_first_token:
                 continue
             num_answers += 1
             num_tokens = len(sequence.token_ids) - sequence.num_prompt_tokens

@@ -20,7 +20,7 @@ from shared.engine.scheduler.config import SchedulerConfig as SchedulerConfig
 from shared.engine.scheduler.lifecycle import Lifecycle
 from shared.engine.scheduler.sequence_table import StepsInFlight, UnsentBlocks
 from shared.engine.scheduler.step_planner import StepPlanner
-from shared.engine.sequence import EngineSequence, Goal, Status
+from shared.engine.sequence import EngineSequence, Status
 from shared.engine.speculation.speculator import Speculator
 from shared.errors import Overloaded, TransferFailed
 from shared.kv.groups import KVGroups
@@ -188,7 +188,7 @@ class Scheduler:
         sequences = self._in_flight.complete(plan)
         tokens: list[NewToken] = []
         blocks: list[OutgoingBlock] = []
-        row, targets, pooled = 0, iter(result.targets), iter(result.pooled)
+        row, targets, pooled, finished = 0, iter(result.targets), iter(result.pooled), Status.FINISHED
         for item, sequence in zip(plan.sequences, sequences, strict=True):
             begin, row = row, row + len(item.samples)
             chosen = result.sampled[begin:row]
@@ -196,7 +196,7 @@ class Scheduler:
                 sequence.prompt_logprobs.update(enumerate(next(targets), item.start + 1))
             if item.num_pooled:
                 sequence.add_pooled(item.num_pooled, next(pooled))
-            if sequence.status is Status.FINISHED:  # ended or aborted while the step ran
+            if sequence.status is finished:  # ended or aborted while the step ran
                 self._lifecycle.free_if_complete(sequence)
                 continue
             if not chosen:
@@ -221,7 +221,7 @@ class Scheduler:
     ) -> None:
         """Adds what was chosen for a sequence to its tokens and to the step's: one, and those behind right guesses, as
         far as none ends it."""
-        if sequence.search and sequence.goal is Goal.COMPLETION:
+        if sequence.search and not sequence.ends_with_first_token:
             self._take_beam(item, sequence, chosen[0], tokens)
             return
         num_before = len(sequence.token_ids)
@@ -258,7 +258,7 @@ class Scheduler:
                 )
                 self._tables.keep_guessed(sequence, item.start)
             self._tables.seal(sequence, item.start)
-            if sequence.goal is Goal.FIRST_TOKEN:
+            if sequence.ends_with_first_token:
                 blocks += self._ship(sequence, -(-item.end // self.pool.block_size))
             self._tables.give_back_unseen(sequence)
             if sequence.paced_from_s is None:
@@ -268,7 +268,7 @@ class Scheduler:
             if failed.structure is None:
                 self.pool.forget(held_of(sequence.block_ids))
             self._lifecycle.fail(sequence, failed.error(sequence.num_tokens))
-        elif finish_reason is not None or sequence.goal is Goal.FIRST_TOKEN:
+        elif finish_reason is not None or sequence.ends_with_first_token:
             self._admission.ended(sequence)
             self._lifecycle.finish(sequence)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from shared.engine.plan import BlockCopy, PlannedSequence, SampleSpec, StepPlan
-from shared.engine.sequence import EngineSequence, Goal, Status
+from shared.engine.sequence import EngineSequence, Status
 from shared.sizing.step_time import StepWork, chunk_pairs
 from shared.structure.structured_output import STRUCTURE_MEMORY_PLANS
 
@@ -92,7 +92,7 @@ class SequenceTable:
         open_prompts += self.waiting
         missing = [(s.num_missing_tokens, s.num_tokens) for s in open_prompts]
         num_pairs = sum(chunk_pairs(count, num_all - count) for count, num_all in missing if count > 1)
-        promised = [s.num_tokens for s in (*open_prompts, *self.receiving.values()) if s.goal is Goal.COMPLETION]
+        promised = [s.num_tokens for s in (*open_prompts, *self.receiving.values()) if not s.ends_with_first_token]
         return OpenWork(
             num_tokens, num_pairs, StepWork(len(lengths), sum(lengths)), StepWork(len(promised), sum(promised))
         )

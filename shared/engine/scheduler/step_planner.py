@@ -132,18 +132,19 @@ class StepPlanner:
 
     def _add_decodes(self, ready: Sequence[EngineSequence], planned: dict[str, PlannedSequence]) -> bool:
         """One token each; False where the step in flight must end first, since no sequence can be preempted before."""
-        is_ahead = len(self._in_flight) > 0
+        is_ahead, running, most = len(self._in_flight) > 0, Status.RUNNING, self._config.max_num_batched_tokens
+        grow, share = self._tables.grow, self._in_flight.share
         for sequence in ready:
-            if len(planned) == self._config.max_num_batched_tokens:
+            if len(planned) == most:
                 break
-            if sequence.status is not Status.RUNNING:  # preempted by an earlier one of this step
+            if sequence.status is not running:  # preempted by an earlier one of this step
                 continue
-            if not self._tables.grow(sequence, 1):
+            if not grow(sequence, 1):
                 if is_ahead:
                     return False
                 if not self._make_room(sequence, 1, planned):
                     continue
-            planned[sequence.sequence_id] = self._in_flight.share(sequence, 1)
+            planned[sequence.sequence_id] = share(sequence, 1)
         return True
 
     def _queue(self, prompts: Sequence[EngineSequence]) -> list[EngineSequence]:

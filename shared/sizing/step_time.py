@@ -99,7 +99,9 @@ class StepTimes:
 
     def step_s(self, work: StepWork) -> float:
         """Time of a step. It grows with each number of the work."""
-        parts, passes = self.through(work.num_sequences + work.num_chunks)
+        parts, passes = 1, 1.0
+        if self.num_stages > 1:
+            parts, passes = self.through(work.num_sequences + work.num_chunks)
         read_s = self.read_s
         if self.experts_s:
             read_s += self.experts_s * self.read_share(work.num_tokens / parts)

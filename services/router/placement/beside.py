@@ -47,6 +47,7 @@ class Beside:
         "_most",
         "_num_answers",
         "_own_s",
+        "_rated",
         "_read_s",
         "_token_s",
         "decode_s",
@@ -62,6 +63,7 @@ class Beside:
         self._exposed = 1 - times.overlap
         self.decode_s = self._own_s + times.hidden_s(times.read_s, num_answers * times.token_s) if num_answers else 0.0
         """Time of a step without prompts, seconds; 0 where no answer runs."""
+        self._rated = math.nan, 0.0  # pairs a token of the newest `rate`, and that
         self._bounds: tuple[tuple[float, float], ...] = ()
         if num_answers and target_s < math.inf:
             late = self.decode_s > target_s  # even without prompts
@@ -84,8 +86,10 @@ class Beside:
 
     def rate(self, pairs_a_token: float) -> float:
         """Tokens of prompts a second at that pace, of as many prompts as there may be."""
-        chunk, step_s = self._step(pairs_a_token, math.inf)
-        return chunk / step_s
+        if pairs_a_token != self._rated[0]:  # a queue is looked at by many requests between two of its reports
+            chunk, step_s = self._step(pairs_a_token, math.inf)
+            self._rated = pairs_a_token, chunk / step_s
+        return self._rated[1]
 
     def _step(self, pairs_a_token: float, num_tokens: float) -> tuple[float, float]:
         """The largest chunk and its step, which is within both of `StepTimes.lines`. Written out: a request asks for

@@ -108,6 +108,7 @@ class PairPolicy:
         """These three: see `SplitController`."""
         self.typical: StepTimes | None = None
         """What steps take where a worker has not measured any; None before one has."""
+        self._life_s = math.inf  # mean time from an answer's first token to its last, as of the newest look
 
     def look(self, views: Iterable[WorkerView], preferred: Collection[str] = (), version: int | None = None) -> None:
         """Sorts the workers by what they are to do: those named by `preferred` decode, without any all do both. Takes
@@ -121,6 +122,7 @@ class PairPolicy:
             everyone = chain(self.parts.prefills, self.parts.decodes)
             self._found = next((view for view in everyone if view.times is not None), None)
             self._seen = (preferred, version) if version is not None else None
+        self._life_s = self._demand.num_gaps * self._tpot_s
         if self._found is not None:
             self.typical, self._budget = self._found.times, self._found.max_step_tokens or DEFAULT_BUDGET
 
@@ -176,11 +178,6 @@ class PairPolicy:
         later = [max(rate, steady * is_steady) for rate, is_steady in zip(rates, computes, strict=True)]
         return as_answers_end(now_s, filled_s(ahead.tokens, drawn, later), self._life_s)
 
-    @property
-    def _life_s(self) -> float:
-        """Mean time from an answer's first token to its last, seconds."""
-        return self._demand.num_gaps * self._tpot_s
-
     def _steady_rate(self, work: Work) -> float:
         """Tokens of such prompts a second that continue at one worker while answers end and others begin: where all do
         both, beside those of its own prompts (0 where the target leaves no time for one), else on those that only
@@ -198,9 +195,11 @@ class PairPolicy:
         """Whether the worker's queue is short enough for one more prompt, of which these tokens need no computing."""
         if not view.num_queued_tokens:
             return True
+        num_tokens = view.num_queued_tokens - num_hit_tokens
+        if num_tokens <= QUEUED_PROMPTS * self._demand.prompt.tokens:
+            return True
         assert self.typical is not None, "see `look`"
-        in_steps = QUEUED_STEPS * self._tpot_s * prompt_rate(view, view.times or self.typical, self._tpot_s)
-        return view.num_queued_tokens - num_hit_tokens <= max(QUEUED_PROMPTS * self._demand.prompt.tokens, in_steps)
+        return num_tokens <= QUEUED_STEPS * self._tpot_s * prompt_rate(view, view.times or self.typical, self._tpot_s)
 
     def trusted_s(self, predicted_s: float | None) -> float | None:
         """See `WaitPredictor`: none before some were seen to hold, then with the wait for the step that runs."""

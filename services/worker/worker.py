@@ -109,8 +109,11 @@ class Worker:
                 self.connector.on_event(event)
             case SequenceEnded() | BlocksHeld() | FetchPrepared() | BlocksAdopted() | CacheFlushed():
                 self.connector.on_event(event)
+            case EngineDied() if self.died.is_set():
+                pass  # one rank's loss, seen twice
             case EngineDied(error):
-                logger.critical("the engine died", exc_info=error)
+                is_known = isinstance(error, TandemError)  # as the loss of a rank, which needs no traceback
+                logger.critical("the engine died: %s", error, exc_info=None if is_known else error)
                 self.died.set()
             case _:
                 for role in self._roles.values():

@@ -159,7 +159,8 @@ class Engine:
                     self._step()
         except BaseException as error:
             self._emit(EngineDied(error))
-            raise
+            if not isinstance(error, TandemError):  # such a one says itself what is to be known
+                raise
 
     def _take_commands(self) -> bool:
         """Handles what is queued, and waits for more while there is nothing to compute; False to end."""

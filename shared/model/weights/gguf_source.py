@@ -45,8 +45,7 @@ class GgufSource(OfOneTensor):
                 yield first, own
                 continue
             opened = kind.open(own.view(-1, in_size // kind.block, kind.num_bytes))
-            numbers = (opened.scales, opened.zeros) if isinstance(opened, Piece) else (opened,)
-            if not all(bool(each.isfinite().all()) for each in numbers if each is not None):
+            if not all(bool(each.isfinite().all()) for each in (opened.scales, opened.zeros) if each is not None):
                 raise ModelLoadError(f"{self.name} has scales that are no number: damaged", tensor=self.name)
             yield first, opened
 

@@ -25,7 +25,7 @@ from tests.unit.model.paged_run import greedy, prompt_logits
         ("LlamaForCausalLM", ("Q8_0",), "int8"),
         ("LlamaForCausalLM", ("Q4_0",), "int4"),
         ("LlamaForCausalLM", ("Q5_0", "Q5_1"), "int8"),
-        ("Qwen3ForCausalLM", ("Q4_K", "Q6_K", "Q4_K"), "int4"),
+        ("Qwen3ForCausalLM", ("Q4_K", "Q6_K", "Q4_K"), "int4+int8"),
         ("LlamaForCausalLM", ("Q4_K",), "int4"),
         pytest.param("LlamaForCausalLM", ("F32",), "", marks=pytest.mark.slow),
         pytest.param("Qwen2ForCausalLM", ("Q8_0", "Q4_0"), "int4+int8", marks=pytest.mark.slow),

@@ -1,4 +1,4 @@
-"""Blocks of GGUF's types, opened to codes where 32 numbers share a scale, else to plain numbers."""
+"""Blocks of GGUF's types, opened to codes of 4 or 8 bits as they stand there: to the same numbers."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from shared.kernels.linear_spec import LinearSpec
-from shared.kernels.quantized import Piece
+from shared.kernels.quantized import INT4_MIDDLE, Piece
 
 _WIDE = 256
 """Numbers of a block of the types with K in their names; each is of 8 parts of 32, or 16 of 16."""
-_PART = 32
-"""Numbers that share a scale in the types that stay codes."""
-_INT8, _INT8_LOWS = LinearSpec("int8", _PART), LinearSpec("int8", _PART, has_zeros=True, has_lows=True)
-_INT4, _INT4_LOWS = LinearSpec("int4", _PART), LinearSpec("int4", _PART, has_zeros=True, has_lows=True)
+_INT8, _INT8_LOWS = LinearSpec("int8", 32), LinearSpec("int8", 32, has_zeros=True, has_lows=True)
+_INT4, _INT4_LOWS = LinearSpec("int4", 32), LinearSpec("int4", 32, has_zeros=True, has_lows=True)
+_INT8_16, _INT4_16 = LinearSpec("int8", 16), LinearSpec("int4", 16)
+_INT4_16_LOWS = LinearSpec("int4", 16, has_zeros=True, has_lows=True)
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class BlockType:
     name: str
     block: int  # numbers of a block
     num_bytes: int  # of a block
-    open: Callable[[Tensor], Tensor | Piece] | None = None
+    open: Callable[[Tensor], Piece] | None = None
     """Opens uint8 [num_rows, blocks, num_bytes]; None: they are plain numbers of a dtype of that name."""
     spec: LinearSpec | None = None
     """The form of a Piece that `open` gives."""
@@ -54,12 +54,10 @@ def _pairs_of_bits(packed: Tensor) -> Tensor:
 
 
 def _piece(spec: LinearSpec, codes: Tensor, scales: Tensor, lows: Tensor | None = None) -> Piece:
-    """Of codes [num_rows, ...], a scale and a low for each 32."""
-    codes, scales = codes.flatten(1), scales.flatten(1)
+    """Of codes [num_rows, ...], a scale and a low for each group."""
+    codes = codes.to(torch.int8 if spec.kind == "int8" else torch.uint8).flatten(1)
     lows = None if lows is None else lows.flatten(1)
-    return Piece(
-        codes.to(torch.int8) if spec.kind == "int8" else codes, scales, lows, _PART, None, spec.kind, spec.has_lows
-    )
+    return Piece(codes, scales.flatten(1), lows, spec.group, None, spec.kind, spec.has_lows)
 
 
 def _q8_0(raw: Tensor) -> Piece:
@@ -109,23 +107,21 @@ def _q5_k(raw: Tensor) -> Piece:
     return _piece(_INT8_LOWS, lower | (raw[..., None, 16:48] >> places & 1) << 4, *_scales_and_lows(raw))
 
 
-def _q6_k(raw: Tensor) -> Tensor:
+def _q6_k(raw: Tensor) -> Piece:
     low = _split(raw[..., :128], 2)
     scales = raw[..., 192:208].contiguous().view(torch.int8).float() * _halves(raw[..., 208:])[..., None]
     of_low = torch.stack((low[..., :32], low[..., 32:], low[..., :32] >> 4, low[..., 32:] >> 4), -2) & 15
     codes = of_low | _pairs_of_bits(raw[..., 128:192]) << 4  # [..., 2, 4, 32]
-    parts = _split((codes.float() - 32).flatten(-3), 16)  # [..., 16, 16]
-    return (parts * scales[..., None]).flatten(1)
+    return _piece(_INT8_16, codes.to(torch.int8) - 32, scales)
 
 
-def _q2_k(raw: Tensor) -> Tensor:
+def _q2_k(raw: Tensor) -> Piece:
     scales = (raw[..., :16] & 15).float() * _halves(raw[..., 80:82])[..., None]
     lows = (raw[..., :16] >> 4).float() * _halves(raw[..., 82:])[..., None]
-    parts = _split(_pairs_of_bits(raw[..., 16:80]).flatten(-3), 16).float()
-    return (parts * scales[..., None] - lows[..., None]).flatten(1)
+    return _piece(_INT4_16_LOWS, _pairs_of_bits(raw[..., 16:80]), scales, lows)
 
 
-def _q3_k(raw: Tensor) -> Tensor:
+def _q3_k(raw: Tensor) -> Piece:
     first, second, third = raw[..., 96:100], raw[..., 100:104], raw[..., 104:108]
     packed = torch.cat((first & 15, second & 15, first >> 4, second >> 4), -1)
     upper = torch.cat([third >> shift & 3 for shift in (0, 2, 4, 6)], -1)
@@ -133,7 +129,7 @@ def _q3_k(raw: Tensor) -> Tensor:
     places = torch.arange(8, dtype=torch.uint8)[:, None]
     highest = raw[..., None, :32] >> places & 1  # [..., 8, 32]
     codes = _pairs_of_bits(raw[..., 32:96]).flatten(-3, -2) | highest << 2
-    return (_split((codes.float() - 4).flatten(-2), 16) * scales[..., None]).flatten(1)
+    return _piece(_INT4_16, codes + (INT4_MIDDLE - 4), scales)
 
 
 _UNEVEN = torch.tensor([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], dtype=torch.int8)
@@ -160,11 +156,11 @@ TYPES = {
     6: BlockType("Q5_0", 32, 22, _q5_0, _INT8),
     7: BlockType("Q5_1", 32, 24, _q5_1, _INT8_LOWS),
     8: BlockType("Q8_0", 32, 34, _q8_0, _INT8),
-    10: BlockType("Q2_K", _WIDE, 84, _q2_k),
-    11: BlockType("Q3_K", _WIDE, 110, _q3_k),
+    10: BlockType("Q2_K", _WIDE, 84, _q2_k, _INT4_16_LOWS),
+    11: BlockType("Q3_K", _WIDE, 110, _q3_k, _INT4_16),
     12: BlockType("Q4_K", _WIDE, 144, _q4_k, _INT4_LOWS),
     13: BlockType("Q5_K", _WIDE, 176, _q5_k, _INT8_LOWS),
-    14: BlockType("Q6_K", _WIDE, 210, _q6_k),
+    14: BlockType("Q6_K", _WIDE, 210, _q6_k, _INT8_16),
     20: BlockType("IQ4_NL", 32, 18, _iq4_nl, _INT8),
     23: BlockType("IQ4_XS", _WIDE, 136, _iq4_xs, _INT8),
 }

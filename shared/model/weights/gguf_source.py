@@ -13,7 +13,7 @@ from shared.kernels.linear_spec import LinearSpec
 from shared.kernels.quantized import Piece
 from shared.model.gguf.blocks import BLOCKS
 from shared.model.weights.checkpoint import Checkpoint
-from shared.model.weights.safetensors_files import TensorEntry
+from shared.model.weights.safetensors_files import DENSE, TensorEntry
 from shared.model.weights.sources import PIECE_ELEMENTS, OfOneTensor, check_entry
 
 
@@ -45,8 +45,7 @@ class GgufSource(OfOneTensor):
                 yield first, own
                 continue
             opened = kind.open(own.view(-1, in_size // kind.block, kind.num_bytes))
-            numbers = (opened.scales, opened.zeros) if isinstance(opened, Piece) else (opened,)
-            if not all(bool(each.isfinite().all()) for each in numbers if each is not None):
+            if not all(bool(each.isfinite().all()) for each in (opened.scales, opened.zeros) if each is not None):
                 raise ModelLoadError(f"{self.name} has scales that are no number: damaged", tensor=self.name)
             yield first, opened
 
@@ -56,8 +55,26 @@ class GgufSource(OfOneTensor):
         return checkpoint.whole_as(replace(self.entry, dtype="U8", shape=(self.entry.shape[0], row_bytes)))
 
 
-def gguf_source(entry: TensorEntry, shape: tuple[int, ...]) -> GgufSource | None:
-    """None for plain numbers in their order. Raises ModelLoadError for another shape."""
+@dataclass(frozen=True)
+class AddedSource(OfOneTensor):
+    """Plain numbers to which the file has added one, which is taken away again."""
+
+    spec: None = None
+
+    def check(self, checkpoint: Checkpoint) -> None:
+        """Nothing to read."""
+
+    def pieces(self, checkpoint: Checkpoint, begin: int, end: int) -> Iterator[tuple[int, Tensor]]:
+        """See `WeightSource`."""
+        for first, piece in checkpoint.rows(self.name, begin, end):
+            yield first, piece.float() - self.entry.added
+
+
+def gguf_source(entry: TensorEntry, shape: tuple[int, ...]) -> GgufSource | AddedSource | None:
+    """None for plain numbers as they are. Raises ModelLoadError for another shape."""
+    if entry.added:
+        check_entry(entry, shape, DENSE)
+        return AddedSource(entry)
     if entry.dtype not in BLOCKS and not (entry.paired_heads and len(shape) == 2):
         return None
     check_entry(entry, shape, (entry.dtype,))

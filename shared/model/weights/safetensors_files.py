@@ -15,7 +15,7 @@ from shared.errors import ModelLoadError
 from shared.kernels.cpu.beside_steps import pause
 from shared.model.config.folder import GGUF_FILE, check_is_content, other_weights
 from shared.model.config.json_fields import read_json_object
-from shared.model.gguf.description import FREQUENCY_FACTORS, heads_of, plain_names
+from shared.model.gguf.architectures import FREQUENCY_FACTORS, added_to, heads_of, plain_names
 from shared.model.gguf.header import read_gguf
 
 SINGLE_FILE = "model.safetensors"
@@ -70,6 +70,7 @@ class TensorEntry:
     begin: int  # byte offset in the file
     num_bytes: int
     paired_heads: int = 0  # heads whose rotated rows lie in pairs, as GGUF's do of some families; 0: in halves
+    added: float = 0.0  # to each number, as to GGUF's norms of some families
 
 
 @dataclass(frozen=True, eq=False)  # a hash over all entries would be taken anew for each tensor that is read
@@ -153,9 +154,10 @@ def _read_gguf(path: Path) -> SafetensorsFile:
         names = plain_names(architecture, tensor.name, tensor.shape)
         shape = tensor.shape if len(tensor.shape) != 3 else tensor.shape[1:]
         num_bytes, heads = tensor.num_bytes // len(names), heads_of(header.metadata, tensor.name)
+        added = added_to(architecture, tensor.name)
         for number, name in enumerate(names):
             begin = tensor.begin + number * num_bytes
-            entries.append(TensorEntry(name, tensor.type, shape, begin, num_bytes, paired_heads=heads))
+            entries.append(TensorEntry(name, tensor.type, shape, begin, num_bytes, heads, added))
     return SafetensorsFile(path=path, header=header.raw, num_bytes=header.num_bytes, entries=tuple(entries))
 
 

@@ -13,7 +13,7 @@ from shared.model.gguf.folder import gguf_folder
 from shared.model.ranks.shard import Degrees
 from tests.gguf_files import write_model
 from tests.integration.engine.engine_run import EngineRun, hand_off
-from tests.integration.engine.families import EXPERTS, write_family
+from tests.integration.engine.families import EXPERTS, OTHERS, write_family
 from tests.integration.engine.group_run import GroupRun
 from tests.integration.engine.test_quantized import NUM_TOKENS, PROMPT, expected_of
 from tests.unit.model.paged_run import greedy, prompt_logits
@@ -25,7 +25,7 @@ from tests.unit.model.paged_run import greedy, prompt_logits
         ("LlamaForCausalLM", ("Q8_0",), "int8"),
         ("LlamaForCausalLM", ("Q4_0",), "int4"),
         ("LlamaForCausalLM", ("Q5_0", "Q5_1"), "int8"),
-        ("Qwen3ForCausalLM", ("Q4_K", "Q6_K", "Q4_K"), "int4"),
+        ("Qwen3ForCausalLM", ("Q4_K", "Q6_K", "Q4_K"), "int4+int8"),
         ("LlamaForCausalLM", ("Q4_K",), "int4"),
         pytest.param("LlamaForCausalLM", ("F32",), "", marks=pytest.mark.slow),
         pytest.param("Qwen2ForCausalLM", ("Q8_0", "Q4_0"), "int4+int8", marks=pytest.mark.slow),
@@ -84,3 +84,36 @@ def test_scaled_positions_experts_and_further_types_give_the_logits_of_the_opene
     decoder = Decoder.load(gguf_folder(tmp_path / "model.gguf", tmp_path / "cache"), torch.float32, "cpu")
     assert (prompt_logits(decoder, PROMPT, 20) - expected).abs().max() <= 1e-3 * expected.abs().max()
     assert greedy(decoder, PROMPT, NUM_TOKENS)[0] == tokens
+
+
+GEMMA3 = {**OTHERS["gemma3"][1], "query_pre_attn_scalar": 16}
+OLDER_GEMMA3 = {
+    "query_pre_attn_scalar": 16,
+    "sliding_window": 11,
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+        "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+    },
+}
+"""As files were written that leave out the layers with windows and their positions' base."""
+
+
+@pytest.mark.parametrize(
+    ("family", "kinds", "settings"),
+    [
+        ("gemma3", ("Q4_0", "Q8_0"), {"tie": True, "extra_config": GEMMA3}),
+        ("gemma3", ("Q8_0",), {"tie": True, "num_layers": 7, "extra_config": OLDER_GEMMA3}),
+        ("gemma3", ("F32",), {"extra_config": {**GEMMA3, "final_logit_softcapping": 5.0}}),
+    ],
+)
+def test_further_architectures_give_the_logits_and_tokens_of_the_opened_model(tmp_path, family, kinds, settings):
+    write_family(tmp_path / "source", family, **{"vocab_size": 256, "intermediate_size": 128, **settings})
+    write_model(tmp_path / "source", kinds, tmp_path / "model.gguf", tmp_path / "opened")
+    (tmp_path / "tokenizer.json").write_text("{}")
+    expected, tokens = expected_of(tmp_path / "opened")
+    folder = gguf_folder(tmp_path / "model.gguf", tmp_path / "cache")
+    decoder = Decoder.load(folder, torch.float32, "cpu")
+    assert (prompt_logits(decoder, PROMPT, 20) - expected).abs().max() <= 1e-3 * expected.abs().max()
+    assert greedy(decoder, PROMPT, NUM_TOKENS)[0] == tokens
+    with GroupRun(folder, Degrees(tensor=2)) as group:
+        assert group.generate(PROMPT, max_tokens=NUM_TOKENS)[0] == tokens

@@ -29,6 +29,8 @@ FORMS = {
     "int4 rows with zeros": (LinearSpec("int4", 0, has_zeros=True), 32, 1040),
     "int8 rows longer than are opened at once": (LinearSpec("int8", 0), 64, 8720),
     "int4 with lows": (LinearSpec("int4", 32, has_zeros=True, has_lows=True), 96, 1088),
+    "int8 short groups": (LinearSpec("int8", 16), 96, 1088),
+    "int4 short groups with lows": (LinearSpec("int4", 16, has_zeros=True, has_lows=True), 64, 544),
     "int4 groups in rows as long": (LinearSpec("int4", 16, has_zeros=True), 64, 8720),
 }
 """Name → form, rows, columns."""

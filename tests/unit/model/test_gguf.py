@@ -21,9 +21,10 @@ from hypothesis import strategies as st
 from shared.errors import ConfigError, ModelLoadError
 from shared.model.checkpoints import write_random_checkpoint
 from shared.model.decoder import Decoder
-from shared.model.families.registry import load_config
+from shared.model.families.registry import load_config, parse_config
+from shared.model.gguf.description import config_of
 from shared.model.gguf.folder import gguf_folder
-from shared.model.gguf.header import GgufHeader, read_gguf
+from shared.model.gguf.header import GgufHeader, GgufTensor, read_gguf
 from shared.model.gguf.vocabulary import tokenizer_of
 from shared.model.text.tokenizer import Tokenizer
 from shared.model.weights.checkpoint import Checkpoint
@@ -129,6 +130,8 @@ def test_fingerprints_follow_the_file(tmp_path, source):
         ({"general.architecture": "mamba"}, "general.architecture"),
         ({"llama.block_count": "many"}, "llama.block_count"),
         ({"llama.block_count": -1}, "llama.block_count"),
+        ({"llama.block_count": 1 << 30}, "llama.block_count"),
+        ({"llama.logit_scale": 8.0}, "llama.logit_scale"),
         ({"llama.attention.head_count_kv": [1, 2]}, "llama.attention.head_count_kv"),
         ({"llama.expert_count": 8}, "llama.expert_used_count"),
         ({"llama.attention.sliding_window": 8}, "llama.attention.sliding_window"),
@@ -158,6 +161,53 @@ def test_what_is_not_served_is_refused_by_field(tmp_path, source, metadata, fiel
     with pytest.raises(ModelLoadError) as caught:
         gguf_folder(path, tmp_path / "cache")
     assert caught.value.field == field
+
+
+def header_of(architecture: str, num_layers: int, **own: Any) -> GgufHeader:
+    """Of a file with one tensor a layer beside its embedding."""
+    shared = {
+        "block_count": num_layers, "context_length": 512, "embedding_length": 96, "feed_forward_length": 64,
+        "attention.head_count": 4, "attention.head_count_kv": 2, "attention.key_length": 16,
+        "attention.layer_norm_rms_epsilon": 1e-6,
+    }  # fmt: skip
+    metadata = {f"{architecture}.{name}": value for name, value in {**shared, **own}.items()}
+    names = ["token_embd.weight", *(f"blk.{layer}.attn_norm.weight" for layer in range(num_layers))]
+    tensors = tuple(GgufTensor(name, "F32", (64, 96), 0, 0) for name in names)
+    return GgufHeader(Path("small.gguf"), b"", 0, {"general.architecture": architecture, **metadata}, tensors)
+
+
+WINDOW = {"attention.sliding_window": 8}
+
+
+def test_a_gemma_file_that_names_no_windows_has_the_usual_ones_and_the_largest_scales_scores_by_hidden_numbers():
+    for count, expected in ((26, 16), (62, 24)):
+        config = config_of(header_of("gemma3", count, **WINDOW))
+        assert config["query_pre_attn_scalar"] == expected
+        assert config["layer_types"] == [
+            "full_attention" if layer % 6 == 5 else "sliding_attention" for layer in range(count)
+        ]
+        assert parse_config(config).layers[5].window is None
+    assert set(config_of(header_of("gemma3", 6))["layer_types"]) == {"full_attention"}
+    every_third = config_of(header_of("gemma3", 6, **WINDOW, **{"attention.sliding_window_pattern": 3}))
+    assert every_third["layer_types"].index("full_attention") == 2
+
+
+@pytest.mark.parametrize(
+    ("architecture", "own", "field"),
+    [
+        ("gemma3", {"attention.sliding_window_pattern": [True]}, "attention.sliding_window_pattern"),
+        ("gemma3", {"attention.sliding_window_pattern": [1, 0]}, "attention.sliding_window_pattern"),
+        ("gemma3", {"attention.sliding_window_pattern": -6}, "attention.sliding_window_pattern"),
+        ("gemma3", {"attention.sliding_window": 0.5}, "attention.sliding_window"),
+        ("gemma3", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
+        ("gemma3", {"expert_count": 8}, "expert_count"),
+        ("qwen2", {"attention.sliding_window_pattern": 2}, "attention.sliding_window_pattern"),
+    ],
+)
+def test_what_an_architecture_does_not_read_is_refused_by_field(architecture, own, field):
+    with pytest.raises(ModelLoadError) as caught:
+        config_of(header_of(architecture, 2, **{**WINDOW, **own} if architecture != "qwen2" else own))
+    assert caught.value.field == f"{architecture}.{field}"
 
 
 def test_factors_of_frequencies_other_than_those_of_llama_3_are_refused(tmp_path, source):
@@ -210,6 +260,19 @@ def test_pieces_of_sentencepiece_are_merged_by_their_scores(text):
     encoded = tokenizer.encode(text)
     assert encoded.tokens == ["<s>", *pieces_of(text)]
     assert tokenizer.decode(encoded.ids) == text
+
+
+def test_a_vocabulary_without_a_space_in_front_keeps_text_and_runs_of_spaces(tmp_path, source):
+    words = of_sentencepiece(**{"tokenizer.ggml.add_space_prefix": False})
+    words["tokenizer.ggml.tokens"] += ["   ", "\n\n"]  # as Gemma's users define them
+    words["tokenizer.ggml.scores"] += [-1000.0, -1000.0]
+    words["tokenizer.ggml.token_type"] += [4, 4]
+    tokenizer = Tokenizer.load(gguf_folder(write(source, tmp_path, **words), tmp_path / "cache"))
+    place = 3 + 256 + len(PIECES)
+    text = "tan   ten\n\n an"
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert {place, place + 1} < set(tokenizer.encode(text))
+    assert tokenizer.encode("t")[1:] == [3 + 256 + PIECES.index("t")]
 
 
 def test_a_vocabulary_of_sentencepiece_is_served(tmp_path, source):

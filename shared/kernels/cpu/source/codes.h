@@ -1,7 +1,8 @@
 // Weights in codes of 8 or 4 bits with a scale an output and group of k: read from memory as they are, and opened in
 // registers. A code is opened to a bf16 number or to fp32, both without loss: products are those of the codes, and their
 // sums are scaled; but for ScaledPieces (tiled.h). Kernels take the sums of a row in one order, whatever rows are computed
-// beside it; under AMX, unless they are deterministic, those for up to 5, up to 32 and more rows have an order each.
+// beside it; under AMX, unless they are deterministic, those for up to 5, up to 32 and more rows have an order each,
+// with groups of 16 those for up to 5 and more.
 //
 // A panel: for each group of k 32 scales in fp32, with zeros 32 bf16 numbers that each code is moved by, or with lows 32
 // fp32 numbers that each scaled code is, then the codes:

@@ -109,7 +109,7 @@ class Multiplication<bf16> {
  public:
   Multiplication(
       const Operands<bf16>& o, const bf16* weight, Packed packed, const bf16* bias, float* scratch, int64_t k, int64_t n)
-      : is_tiled_(packed.form ? scales_codes(Form(packed.form), o.m) : kDeterministic || o.m > kVectorRows),
+      : is_tiled_(packed.form ? scales_codes(Form(packed.form), o.m, k) : kDeterministic || o.m > kVectorRows),
         tiled_{o.x, weight, bias, o.y, (bf16*)scratch, o.m, k, o.x_step, o.y_step, packed.panel_stride, packed.form},
         job_{scratch, weight, bias, o.y, k, o.y_step, packed.panel_stride, Tiles(o.m, kDirectTile),
              packed.form, scratch + o.m * k},
@@ -189,7 +189,7 @@ class AnyProduct {
     if (form.rounds_rows) return coded(std::in_place_type<Vectors>, kTaskWork);
 #ifdef TANDEM_AMX
     if constexpr (sizeof(T) == 2)
-      if (!kDeterministic && packed.form && OpenedTiles<Codes4>::fits(form) && o.m > kVectorRows && !scales_codes(form, o.m)) {
+      if (!kDeterministic && packed.form && OpenedTiles<Codes4>::fits(form) && o.m > kVectorRows && !scales_codes(form, o.m, k)) {
         if (form.bits == 8) return coded(std::in_place_type<Opened<Codes8Of<bf16>>>, kTiledTaskWork);
         return coded(std::in_place_type<Opened<Codes4>>, kTiledTaskWork);
       }

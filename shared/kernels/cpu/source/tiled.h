@@ -106,14 +106,14 @@ class CompressedPieces {
 template <typename Codes, typename Out>
 class ScaledPieces {
  public:
-  ScaledPieces(const std::byte* panel, const Form& form, Out out) : at_(panel), form_(form), codes_(panel), out_(out) {}
+  ScaledPieces(const std::byte* panel, const Form& form, Out out)
+      : at_(panel), form_(form), k_(form.group), codes_(panel), out_(out) {}
 
   const bf16* at(int64_t step) {
-    const int64_t first = step * kStep % form_.group;
-    if (first == 0) begin_group();
     bf16* piece = out_(step);
-    for (int64_t j = 0; j < kStep; j += kGroupK) {
-      const auto group = codes_.group(first + j);
+    for (int64_t j = 0; j < kStep; j += kGroupK, k_ += kGroupK) {
+      if (k_ == form_.group) begin_group();
+      const auto group = codes_.group(k_);
       group.prefetch();
 #pragma GCC unroll 2
       for (int i = 0; i < 2; i++) {
@@ -135,6 +135,7 @@ class ScaledPieces {
     }
     codes_ = Codes(at_ + form_.head_bytes());
     at_ += form_.group_bytes();
+    k_ = 0;
   }
   template <typename Two>
   Words scaled(const Two& pairs, int v) const {
@@ -144,16 +145,17 @@ class ScaledPieces {
 
   const std::byte* at_;  // the next group
   Form form_;
+  int64_t k_;  // of the present group, that were opened
   Codes codes_;
   Floats scales_[2], offsets_[2];
   Out out_;
 };
 
-// Whether these rows meet codes as ScaledPieces: where a panel is opened once for several tiles of them, scaling each
-// weight takes less than scaling the sums of short groups.
-inline bool scales_codes(const Form& form, int64_t m) {
-  const bool is_short = form.group % kStep == 0 && form.group < Form::kSpan;
-  return !kDeterministic && !form.rounds_rows && is_short && m > 2 * kTileRows;
+// Whether m rows of k meet codes as ScaledPieces: where a panel is opened once for several tiles of them, scaling each
+// weight takes less than scaling the sums of short groups, of which those of 16 are no step of a tile.
+inline bool scales_codes(const Form& form, int64_t m, int64_t k) {
+  if (kDeterministic || form.rounds_rows || k % kStep != 0) return false;
+  return form.group == 16 ? m > kVectorRows : form.group % kStep == 0 && form.group < Form::kSpan && m > 2 * kTileRows;
 }
 
 // Calls f with the pieces of panel p.
@@ -172,7 +174,8 @@ void with_pieces(const TiledProduct& job, int64_t p, Out out, F&& f) {
 }
 
 // c[first + second][32] = one or two row tiles, of `first` and `second` rows, times `steps` pieces: a and b are laid out
-// as [step][row][64 bytes], `piece(step)` are 16 rows of 128 bytes. IsBytes: sums of whole numbers.
+// as [step][row][64 bytes], `piece(step)` are 16 rows of 128 bytes. Steps are added in
+// their order, so that a row's sums do not depend on whether there is a second tile. IsBytes: sums of whole numbers.
 template <bool IsBytes, typename F>
 void tile_products(
     TwoByTwo& tiles, const std::byte* a, int first, const std::byte* b, int second, int64_t steps, F&& piece, void* c) {
@@ -196,7 +199,7 @@ void tile_products(
       TANDEM_ADD(2, 5, 6);
       TANDEM_ADD(3, 5, 7);
     }
-  } else if (kDeterministic && !IsBytes) {  // one sum, as where there are more rows
+  } else {
     for (int64_t s = 0; s < steps; s++, a += first * kRowBytes) {
       const std::byte* w = piece(s);
       TILE_LOAD(4, a, 64);
@@ -205,37 +208,14 @@ void tile_products(
       TILE_LOAD(7, w + 64, 128);
       TANDEM_ADD(1, 4, 7);
     }
-  } else {  // two sums, of even and odd steps, so that enough products are under way
-    for (int64_t s = 0; s < steps; s += 2) {
-      const std::byte* w = piece(s);
-      TILE_LOAD(4, a, 64);
-      TILE_LOAD(6, w, 128);
-      TANDEM_ADD(0, 4, 6);
-      TILE_LOAD(7, w + 64, 128);
-      TANDEM_ADD(1, 4, 7);
-      a += first * kRowBytes;
-      if (s + 1 == steps) break;
-      w = piece(s + 1);
-      TILE_LOAD(5, a, 64);
-      TILE_LOAD(6, w, 128);
-      TANDEM_ADD(2, 5, 6);
-      TILE_LOAD(7, w + 64, 128);
-      TANDEM_ADD(3, 5, 7);
-      a += first * kRowBytes;
-    }
   }
 #undef TANDEM_ADD
   std::byte *upper = (std::byte*)c, *lower = upper + first * 128;
   TILE_STORE(0, upper, 128);
   TILE_STORE(1, upper + 64, 128);
+  if (!second) return;
   TILE_STORE(2, lower, 128);
   TILE_STORE(3, lower + 64, 128);
-  if (second || (kDeterministic && !IsBytes)) return;
-  for (int64_t i = 0; i < first * kColumns; i += 16)
-    if constexpr (IsBytes)
-      store_words((int32_t*)c + i, plus(load_words((int32_t*)c + i), load_words((int32_t*)lower + i)));
-    else
-      store((float*)c + i, load((float*)c + i) + load((float*)lower + i));
 }
 
 // Row tiles `t` and `t + 1`, if there is one, times a panel, to y. `piece(step)`: of the panel.

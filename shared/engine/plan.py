@@ -115,6 +115,8 @@ class StepPlan:
     @property
     def num_prefill_tokens(self) -> int:
         """Tokens of prompts, and those that are computed again; the others continue answers."""
+        if self.num_tokens == len(self.sequences):  # as in most steps
+            return sum([item.start < item.num_prompt_tokens for item in self.sequences])
         return sum([len(item.token_ids) for item in self.sequences if not item.is_decode])
 
     @property

@@ -27,7 +27,6 @@ _FIELDS = {
     "token_ids": torch.int64,
     "pending": torch.int64,  # -1: token_ids holds it; else where among the tokens of the step before it stands
     "seeds": torch.int64,
-    "rope_lengths": torch.int64,
     "top_ps": torch.float64,
     "seq_lens": torch.int32,
     "temperatures": torch.float32,
@@ -158,7 +157,7 @@ class StaticDecode:
         batch = first.with_groups(later) if self._num_groups > 1 else first
         if self._states is not None:
             batch = replace(batch, state_blocks=self._states.blocks[:size])
-        lengths = inputs.rope_lengths if self._decoder.rotary.needs_lengths else None
+        lengths = positions + 1 if self._decoder.rotary.needs_lengths else None  # behind the prompt all of them count
         rows = self._logit_rows[:size]
         loras = self._loras.step(size) if self._loras is not None and with_loras else None
         decoder, head = self._decoder, self._decoder.head
@@ -201,10 +200,10 @@ class StaticInputs:
         self.token_ids = views["token_ids"]  # [size], as all of them
         self.pending = views["pending"]
         self.seq_lens = views["seq_lens"]  # int32, KV length with this step's token
-        self.rope_lengths = views["rope_lengths"]  # int64, see `Rotary`
         self._views = views
         self._columns = _columns(np.zeros(size * _ROW_BYTES, dtype=np.uint8), size)  # as they are on the device
         self._params: list[SamplingParams] | None = None  # those in the columns
+        self._values: dict[str, list[int]] = {}  # likewise
         self.fill([])
 
     def rows(self) -> SamplingRows:
@@ -230,11 +229,11 @@ class StaticInputs:
             ("token_ids", [item.token_ids[0] for item in items], 0),
             ("pending", [-1 if item.pending is None else item.pending for item in items], -1),
             ("seq_lens", [item.start + 1 for item in items], 1),
-            ("rope_lengths", [item.num_prompt_tokens for item in items], 1),
         ):
-            columns[name][:count] = values
-            columns[name][count:] = padding
-        np.maximum(columns["rope_lengths"], columns["seq_lens"], out=columns["rope_lengths"])
+            if values != self._values.get(name):  # with steps ahead the first two stay the same while the batch does
+                self._values[name] = values
+                columns[name][:count] = values
+                columns[name][count:] = padding
         host = self._link.empty(self._bytes.shape[0])
         host.numpy()[:] = self._columns["bytes"]
         self._bytes.copy_(host, non_blocking=True)

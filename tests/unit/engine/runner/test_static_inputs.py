@@ -44,7 +44,6 @@ def test_a_row_says_how_its_token_is_found_and_the_next_is_chosen():
     assert inputs.token_ids.tolist() == [7, 0, 0, 0]
     assert inputs.pending.tolist() == [-1, 1, -1, -1]
     assert inputs.seq_lens.tolist() == rows.positions.tolist() == [12, 4, 1, 1]
-    assert inputs.rope_lengths.tolist() == [12, 9, 1, 1]
     assert rows.temperatures.tolist() == [0.5, 0.0, 0.0, 0.0]
     assert rows.top_ks.tolist() == [3, 0, 0, 0]
     assert rows.top_ps.tolist() == [0.9, 1.0, 1.0, 1.0]

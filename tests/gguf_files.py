@@ -26,20 +26,26 @@ OF_EXPERTS = {
     "up_proj": "ffn_up_exps", "down_proj": "ffn_down_exps", "w1": "ffn_gate_exps", "w3": "ffn_up_exps",
     "w2": "ffn_down_exps",
 }  # fmt: skip
+BEHIND = {"post_attention_layernorm": "post_attention_norm", "post_feedforward_layernorm": "post_ffw_norm"}
+AROUND = {**BEHIND, "pre_feedforward_layernorm": "ffn_norm"}
 OWN_NAMES = {
-    "gemma3": {
-        "post_attention_layernorm": "post_attention_norm", "pre_feedforward_layernorm": "ffn_norm",
-        "post_feedforward_layernorm": "post_ffw_norm",
+    "gemma2": AROUND, "gemma3": AROUND, "olmo2": BEHIND,
+    "phi3": {"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"},
+    "glm4": {
+        "post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm",
+        "mlp.gate_up_proj": "ffn_up",
     },
 }  # fmt: skip
 """Of architectures, in place of NAMES."""
 ARCHITECTURES = {
     "LlamaForCausalLM": "llama", "MixtralForCausalLM": "llama", "Qwen2ForCausalLM": "qwen2",
-    "Qwen3ForCausalLM": "qwen3", "Qwen3MoeForCausalLM": "qwen3moe", "Gemma3ForCausalLM": "gemma3",
+    "Qwen3ForCausalLM": "qwen3", "Qwen3MoeForCausalLM": "qwen3moe", "Gemma2ForCausalLM": "gemma2",
+    "Gemma3ForCausalLM": "gemma3", "Phi3ForCausalLM": "phi3", "GraniteForCausalLM": "granite",
+    "Olmo2ForCausalLM": "olmo2", "Glm4ForCausalLM": "glm4", "SmolLM3ForCausalLM": "smollm3",
 }  # fmt: skip
-PAIRED = ("llama",)
+PAIRED = ("llama", "granite", "smollm3")
 """Architectures whose queries' and keys' rows lie in pairs."""
-PLUS_ONE = ("gemma3",)
+PLUS_ONE = ("gemma2", "gemma3")
 """Those whose norms are stored with 1 added."""
 NUMBERS = {
     "F32": 0, "F16": 1, "Q4_0": 2, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8, "Q2_K": 10, "Q3_K": 11, "Q4_K": 12, "Q6_K": 14,
@@ -93,15 +99,33 @@ def write_gguf(path: Path, metadata: dict[str, Any], tensors: dict[str, Stored])
 def _full_rope(config: dict[str, Any]) -> dict[str, Any]:
     """Of layers that see all tokens, where those with windows have another."""
     rope: dict[str, Any] = config.get("rope_parameters") or {}
-    return rope.get("full_attention", rope)
+    full: dict[str, Any] = rope.get("full_attention", rope)
+    return full
+
+
+def _rotated(config: dict[str, Any]) -> int:
+    """Elements of a head that encode positions."""
+    share = _full_rope(config).get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
+    return int(config["head_dim"] * share)
 
 
 def _of_rope(config: dict[str, Any], arch: str) -> tuple[dict[str, Any], dict[str, Stored]]:
     """Metadata and tensors of scaled positions."""
     rope = _full_rope(config)
-    kind, count = rope.get("rope_type", "default"), config["head_dim"] // 2
+    kind, count = rope.get("rope_type", "default"), _rotated(config) // 2
     if kind == "default":
         return {}, {}
+    if kind == "longrope":
+        trained = rope["original_max_position_embeddings"]
+        scale = config["max_position_embeddings"] / trained
+        tensors: dict[str, Stored] = {
+            f"rope_factors_{which}.weight": ("F32", (count,), struct.pack(f"<{count}f", *rope[f"{which}_factor"]))
+            for which in ("long", "short")
+        }
+        return {
+            f"{arch}.rope.scaling.original_context_length": trained,
+            f"{arch}.rope.scaling.attn_factor": math.sqrt(1 + math.log(scale) / math.log(trained)),
+        }, tensors
     if kind != "llama3":
         found: dict[str, Any] = {
             f"{arch}.rope.scaling.type": kind,
@@ -130,16 +154,27 @@ def _of_experts(config: dict[str, Any], arch: str) -> dict[str, Any]:
     return {**found, f"{arch}.expert_feed_forward_length": size} if size else found
 
 
-def _of_gemma(config: dict[str, Any], arch: str) -> dict[str, Any]:
-    if arch != "gemma3":
-        return {}
-    found: dict[str, Any] = {f"{arch}.attention.sliding_window": config["sliding_window"]}
-    if "layer_types" in config:
+_SCALARS = {
+    "gemma2": ("attn_logit_softcapping", "final_logit_softcapping"), "gemma3": ("final_logit_softcapping",),
+    "granite": ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling"),
+}  # fmt: skip
+_SCALES = {
+    "embedding_multiplier": "embedding_scale", "residual_multiplier": "residual_scale",
+    "attention_multiplier": "attention.scale", "logits_scaling": "logit_scale",
+}  # fmt: skip
+
+
+def _of_architecture(config: dict[str, Any], arch: str) -> dict[str, Any]:
+    """What llama.cpp writes for some architectures alone."""
+    found: dict[str, Any] = {
+        f"{arch}.{_SCALES.get(name, name)}": float(config[name]) for name in _SCALARS.get(arch, ()) if config.get(name)
+    }
+    if arch in ("gemma2", "gemma3", "phi3"):
+        found[f"{arch}.attention.sliding_window"] = config["sliding_window"] or 0
+    if arch == "gemma3" and "layer_types" in config:
         slides = [kind == "sliding_attention" for kind in config["layer_types"]]
         local = config["rope_parameters"]["sliding_attention"]["rope_theta"]
         found |= {f"{arch}.attention.sliding_window_pattern": slides, f"{arch}.rope.freq_base_swa": float(local)}
-    if cap := config.get("final_logit_softcapping"):
-        found[f"{arch}.final_logit_softcapping"] = float(cap)
     return found
 
 
@@ -203,11 +238,11 @@ def write_model(
         f"{arch}.attention.key_length": config["head_dim"],
         f"{arch}.attention.layer_norm_rms_epsilon": float(config["rms_norm_eps"]),
         f"{arch}.rope.freq_base": float(config.get("rope_theta") or _full_rope(config)["rope_theta"]),
-        f"{arch}.rope.dimension_count": config["head_dim"],
+        f"{arch}.rope.dimension_count": _rotated(config),
         "tokenizer.ggml.eos_token_id": 1,
         **of_rope,
         **_of_experts(config, arch),
-        **_of_gemma(config, arch),
+        **_of_architecture(config, arch),
     }
     write_gguf(path, {**of_model, **metadata}, tensors)
     opened.mkdir(parents=True)

@@ -33,9 +33,11 @@ _EXPERTS = {
     "ffn_up_exps": "mlp.experts.{}.up_proj", "ffn_down_exps": "mlp.experts.{}.down_proj",
 }  # fmt: skip
 """{}: of each expert, which lie one behind the other in one tensor."""
-_AROUND = {
-    "post_attention_norm": "post_attention_layernorm", "ffn_norm": "pre_feedforward_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
+_BEHIND = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
+_AROUND = {**_BEHIND, "ffn_norm": "pre_feedforward_layernorm"}
+_GLM4 = {
+    "post_attention_norm": "post_self_attn_layernorm", "post_ffw_norm": "post_mlp_layernorm",
+    "ffn_up": "mlp.gate_up_proj",
 }  # fmt: skip
 
 
@@ -48,14 +50,19 @@ class Architecture:
     names: Mapping[str, str] = field(default_factory=dict)  # within a layer, beside the usual ones or in their place
     is_paired: bool = False  # rotated rows of queries and keys lie with their neighbours in pairs, not in halves
     added: float = 0.0  # to the weights of norms
+    is_partial: bool = False  # a share of each head may be rotated
     reads: tuple[str, ...] = ()  # of CHANGING
 
 
 WINDOW, PATTERN, LOCAL_BASE = "attention.sliding_window", "attention.sliding_window_pattern", "rope.freq_base_swa"
 SCORE_CAP, LOGIT_CAP, EXPERTS = "attn_logit_softcapping", "final_logit_softcapping", "expert_count"
+MULTIPLIERS = {
+    "embedding_scale": "embedding_multiplier", "residual_scale": "residual_multiplier",
+    "attention.scale": "attention_multiplier", "logit_scale": "logits_scaling",
+}  # fmt: skip
+"""Granite's, and their names in Hugging Face layout."""
 CHANGING = (
-    WINDOW, PATTERN, LOCAL_BASE, SCORE_CAP, LOGIT_CAP, EXPERTS, "attention.scale", "embedding_scale",
-    "residual_scale", "logit_scale",
+    WINDOW, PATTERN, LOCAL_BASE, SCORE_CAP, LOGIT_CAP, EXPERTS, *MULTIPLIERS, "rope.dimension_sections"
 )  # fmt: skip
 """Metadata that change the answer, under an architecture's name: where it does not read them, the file is refused."""
 ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType({
@@ -63,13 +70,26 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType({
     "qwen2": Architecture("Qwen2ForCausalLM", "qwen2"),
     "qwen3": Architecture("Qwen3ForCausalLM", "qwen3"),
     "qwen3moe": Architecture("Qwen3MoeForCausalLM", "qwen3_moe", _EXPERTS, reads=(EXPERTS,)),
+    "gemma2": Architecture("Gemma2ForCausalLM", "gemma2", _AROUND, added=1.0, reads=(WINDOW, SCORE_CAP, LOGIT_CAP)),
     "gemma3": Architecture(
         "Gemma3ForCausalLM", "gemma3_text", _AROUND, added=1.0, reads=(WINDOW, PATTERN, LOCAL_BASE, LOGIT_CAP)
     ),
+    "phi3": Architecture(
+        "Phi3ForCausalLM", "phi3", {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}, is_partial=True,
+        reads=(WINDOW,),
+    ),
+    "granite": Architecture("GraniteForCausalLM", "granite", is_paired=True, reads=tuple(MULTIPLIERS)),
+    "olmo2": Architecture("Olmo2ForCausalLM", "olmo2", _BEHIND),
+    "glm4": Architecture("Glm4ForCausalLM", "glm4", _GLM4, is_partial=True),
+    "smollm3": Architecture("SmolLM3ForCausalLM", "smollm3", is_paired=True),
 })  # fmt: skip
 """By `general.architecture`; llama with experts is Mixtral."""
 FREQUENCY_FACTORS = "rope_freqs.weight"
 """The tensor of what frequencies of positions are divided by."""
+SHORT_FACTORS, LONG_FACTORS = "rope_factors_short.weight", "rope_factors_long.weight"
+"""Likewise, of texts up to the trained length and beyond it."""
+OF_POSITIONS = (FREQUENCY_FACTORS, SHORT_FACTORS, LONG_FACTORS)
+"""Tensors of which `config.json` has the content."""
 _PLAIN = Architecture("", "")
 
 

@@ -6,7 +6,16 @@ from collections.abc import Callable
 from typing import Any
 
 from shared.model.config.layer_config import FULL, SLIDING
-from shared.model.gguf.architectures import ARCHITECTURES, CHANGING, LOCAL_BASE, LOGIT_CAP, PATTERN, WINDOW
+from shared.model.gguf.architectures import (
+    ARCHITECTURES,
+    CHANGING,
+    LOCAL_BASE,
+    LOGIT_CAP,
+    MULTIPLIERS,
+    PATTERN,
+    SCORE_CAP,
+    WINDOW,
+)
 from shared.model.gguf.header import GgufHeader
 from shared.model.gguf.metadata import Metadata
 from shared.model.gguf.positions import positions_of
@@ -28,15 +37,15 @@ def config_of(header: GgufHeader) -> dict[str, Any]:
         raise fields.fault("token_embd.weight", "is missing")
     if fields.size("block_count") > len(shapes):
         raise fields.fault(fields.prefix + "block_count", f"must be at most the file's {len(shapes)} tensors")
-    hidden, heads = fields.size("embedding_length"), fields.size("attention.head_count")
-    head_dim = fields.size("attention.key_length", hidden // heads)
-    if fields.size("rope.dimension_count", head_dim) != head_dim:
+    hidden, heads, head_dim = fields.size("embedding_length"), fields.size("attention.head_count"), _head_dim(fields)
+    rotated = fields.size("rope.dimension_count", head_dim)
+    if rotated != head_dim and not (architecture.is_partial and rotated < head_dim and rotated % 2 == 0):
         raise fields.fault(fields.prefix + "rope.dimension_count", f"must be that of a head, {head_dim}")
     ends = [fields.token(f"{which}_token_id") for which in ("eos", "eot")]
     shared = {
         "architectures": [architecture.family],
         "model_type": architecture.model_type,
-        **positions_of(fields, head_dim),
+        **positions_of(fields, rotated),
         "vocab_size": shapes["token_embd.weight"][0],
         "hidden_size": hidden,
         "intermediate_size": fields.size("feed_forward_length"),
@@ -72,6 +81,12 @@ def _qwen3moe(fields: Metadata) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _gemma2(fields: Metadata) -> dict[str, Any]:
+    own = _gemma(fields, largest=46, full_every=2, window=4096)
+    caps = {"attn_logit_softcapping": SCORE_CAP, "final_logit_softcapping": LOGIT_CAP}
+    return own | {name: fields.number(key) for name, key in caps.items() if fields.own(key) is not None}
+
+
 def _gemma3(fields: Metadata) -> dict[str, Any]:
     cap = fields.number(LOGIT_CAP, 0.0)
     return {
@@ -81,24 +96,23 @@ def _gemma3(fields: Metadata) -> dict[str, Any]:
     }
 
 
-def _gemma(fields: Metadata, largest: int, full_every: int) -> dict[str, Any]:
+def _gemma(fields: Metadata, largest: int, full_every: int, window: int | None = None) -> dict[str, Any]:
     """Scores are scaled by the size of a head, but in the largest model, known by its layers, by hidden numbers a
     head, which no file says."""
-    hidden, heads = fields.size("embedding_length"), fields.size("attention.head_count")
-    head_dim = fields.size("attention.key_length", hidden // heads)
+    hidden, heads, head_dim = fields.size("embedding_length"), fields.size("attention.head_count"), _head_dim(fields)
     is_largest = fields.size("block_count") == largest
     return {
-        **_windows(fields, full_every),
+        **_windows(fields, full_every, window),
         "hidden_activation": "gelu_pytorch_tanh",
         "query_pre_attn_scalar": hidden // heads if is_largest else head_dim,
     }
 
 
-def _windows(fields: Metadata, full_every: int) -> dict[str, Any]:
+def _windows(fields: Metadata, full_every: int, window: int | None) -> dict[str, Any]:
     """The window, and which layers have it: a file says so of each, or that every n-th has none; older ones leave that
     to the architecture."""
     count, pattern = fields.size("block_count"), fields.own(PATTERN)
-    if not fields.own(WINDOW):
+    if not fields.own(WINDOW, window):
         return {"sliding_window": None, "layer_types": [FULL] * count}
     if isinstance(pattern, list):
         if len(pattern) != count or not all(isinstance(slides, bool) for slides in pattern):
@@ -107,8 +121,35 @@ def _windows(fields: Metadata, full_every: int) -> dict[str, Any]:
     else:
         every = fields.size(PATTERN, full_every)
         slide = [(layer + 1) % every != 0 for layer in range(count)]
-    return {"sliding_window": fields.size(WINDOW), "layer_types": [SLIDING if each else FULL for each in slide]}
+    return {"sliding_window": fields.size(WINDOW, window), "layer_types": [SLIDING if each else FULL for each in slide]}
 
 
-_OWN: dict[str, Callable[[Metadata], dict[str, Any]]] = {"llama": _llama, "qwen3moe": _qwen3moe, "gemma3": _gemma3}
+def _phi3(fields: Metadata) -> dict[str, Any]:
+    return {"sliding_window": fields.size(WINDOW) if fields.own(WINDOW) else None, **_share(fields)}
+
+
+def _head_dim(fields: Metadata) -> int:
+    whole, heads = fields.size("embedding_length"), fields.size("attention.head_count")
+    return fields.size("attention.key_length", whole // heads)
+
+
+def _share(fields: Metadata) -> dict[str, Any]:
+    head_dim = _head_dim(fields)
+    return {"partial_rotary_factor": fields.size("rope.dimension_count", head_dim) / head_dim}
+
+
+def _granite(fields: Metadata) -> dict[str, Any]:
+    defaults = {"attention.scale": _head_dim(fields) ** -0.5}
+    return {name: fields.number(key, defaults.get(key, 1.0)) for key, name in MULTIPLIERS.items()}
+
+
+def _glm4(fields: Metadata) -> dict[str, Any]:
+    names = {tensor.name for tensor in fields.header.tensors}
+    return {"attention_bias": "blk.0.attn_q.bias" in names, **_share(fields)}
+
+
+_OWN: dict[str, Callable[[Metadata], dict[str, Any]]] = {
+    "llama": _llama, "qwen3moe": _qwen3moe, "gemma2": _gemma2, "gemma3": _gemma3, "phi3": _phi3, "granite": _granite,
+    "glm4": _glm4,
+}  # fmt: skip
 """Fields that an architecture has beside the shared ones, or in their place."""

@@ -15,7 +15,7 @@ from shared.errors import ModelLoadError
 from shared.kernels.cpu.beside_steps import pause
 from shared.model.config.folder import GGUF_FILE, check_is_content, other_weights
 from shared.model.config.json_fields import read_json_object
-from shared.model.gguf.architectures import FREQUENCY_FACTORS, added_to, heads_of, plain_names
+from shared.model.gguf.architectures import OF_POSITIONS, added_to, heads_of, plain_names
 from shared.model.gguf.header import read_gguf
 
 SINGLE_FILE = "model.safetensors"
@@ -149,7 +149,7 @@ def _read_gguf(path: Path) -> SafetensorsFile:
     architecture = str(header.metadata.get("general.architecture", ""))
     entries = []
     for tensor in header.tensors:
-        if tensor.name == FREQUENCY_FACTORS:  # config.json has what they come to
+        if tensor.name in OF_POSITIONS:
             continue
         names = plain_names(architecture, tensor.name, tensor.shape)
         shape = tensor.shape if len(tensor.shape) != 3 else tensor.shape[1:]

@@ -192,6 +192,42 @@ def test_a_gemma_file_that_names_no_windows_has_the_usual_ones_and_the_largest_s
     assert every_third["layer_types"].index("full_attention") == 2
 
 
+def test_what_files_leave_out_has_the_values_that_llama_cpp_gives_it():
+    gemma2 = config_of(header_of("gemma2", 46))
+    assert (gemma2["sliding_window"], gemma2["query_pre_attn_scalar"]) == (4096, 24)
+    assert gemma2["layer_types"] == ["sliding_attention", "full_attention"] * 23
+    parsed = parse_config(gemma2)
+    assert (parsed.softcap, parsed.logit_softcap) == (50.0, 30.0)
+    assert config_of(header_of("phi3", 2, **{"attention.sliding_window": 0}))["sliding_window"] is None
+    granite = config_of(header_of("granite", 2))
+    assert (granite["attention_multiplier"], granite["logits_scaling"]) == (0.25, 1.0)
+    assert [layer.rope is None for layer in parse_config(config_of(header_of("smollm3", 8))).layers] == [
+        *([False] * 3), True,
+    ] * 2  # fmt: skip
+
+
+def test_factors_of_longer_texts_are_refused_without_those_of_shorter_ones_and_beside_others(tmp_path, source):
+    def factors(name, *numbers):
+        return {name: ("F32", (len(numbers),), struct.pack(f"<{len(numbers)}f", *numbers))}
+
+    long, short = (f"rope_factors_{which}.weight" for which in ("long", "short"))
+    trained = {"llama.rope.scaling.original_context_length": 64}
+    for tensors, more, field in (
+        (factors(long, *[1.0] * 8), trained, short),
+        (factors(short, *[1.0] * 8), trained, long),
+        (factors(long, *[1.0] * 7) | factors(short, *[1.0] * 8), trained, long),
+        (factors(long, *[1.0] * 8) | factors(short, *[1.0] * 7, 0.0), trained, short),
+        (factors(long, *[1.0] * 8) | factors(short, *[1.0] * 8), {}, "llama.rope.scaling.original_context_length"),
+        (factors(long, *[1.0] * 8) | factors("rope_freqs.weight", *[1.0] * 8), trained, long),
+        (factors(long, *[1.0] * 8), {"llama.rope.scaling.type": "yarn"}, long),
+    ):
+        shutil.rmtree(tmp_path / "opened", ignore_errors=True)
+        write_model(source, ("Q8_0",), tmp_path / "small.gguf", tmp_path / "opened", tensors, **vocabulary(**more))
+        with pytest.raises(ModelLoadError) as caught:
+            gguf_folder(tmp_path / "small.gguf", tmp_path / "cache")
+        assert caught.value.field == field
+
+
 @pytest.mark.parametrize(
     ("architecture", "own", "field"),
     [
@@ -201,12 +237,21 @@ def test_a_gemma_file_that_names_no_windows_has_the_usual_ones_and_the_largest_s
         ("gemma3", {"attention.sliding_window": 0.5}, "attention.sliding_window"),
         ("gemma3", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
         ("gemma3", {"expert_count": 8}, "expert_count"),
+        ("gemma2", {"attention.sliding_window_pattern": 3}, "attention.sliding_window_pattern"),
+        ("gemma2", {"final_logit_softcapping": True}, "final_logit_softcapping"),
+        ("phi3", {"rope.dimension_count": 18}, "rope.dimension_count"),
+        ("phi3", {"rope.dimension_count": 7}, "rope.dimension_count"),
+        ("olmo2", {"attention.sliding_window": 8}, "attention.sliding_window"),
+        ("olmo2", {"rope.dimension_count": 8}, "rope.dimension_count"),
+        ("glm4", {"rope.dimension_sections": [8, 12, 12, 0]}, "rope.dimension_sections"),
+        ("granite", {"attention.scale": "1"}, "attention.scale"),
+        ("granite", {"expert_count": 8}, "expert_count"),
         ("qwen2", {"attention.sliding_window_pattern": 2}, "attention.sliding_window_pattern"),
     ],
 )
 def test_what_an_architecture_does_not_read_is_refused_by_field(architecture, own, field):
     with pytest.raises(ModelLoadError) as caught:
-        config_of(header_of(architecture, 2, **{**WINDOW, **own} if architecture != "qwen2" else own))
+        config_of(header_of(architecture, 2, **{**WINDOW, **own} if architecture.startswith("gemma") else own))
     assert caught.value.field == f"{architecture}.{field}"
 
 

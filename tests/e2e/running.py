@@ -108,8 +108,9 @@ class Running:
         )
         return [message async for message in self.stub.Generate(request, timeout=DEADLINE_S)]
 
-    async def status(self) -> inference_pb2.ClusterStatus:
-        request = inference_pb2.GetStatusRequest()
+    async def status(self, window_s: float = 0.0) -> inference_pb2.ClusterStatus:
+        """With the requests of the last `window_s` seconds; 0: of the default window."""
+        request = inference_pb2.GetStatusRequest(window_s=window_s)
         return await self.stub.GetStatus(request, timeout=DEADLINE_S, metadata=self._metadata)
 
     async def until(self, condition: Callable[[inference_pb2.ClusterStatus], bool]) -> inference_pb2.ClusterStatus:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 
 import torch
@@ -19,6 +20,7 @@ def packed(kind: str, weight: Tensor) -> tuple[bytes, Tensor]:
     make = {
         "Q8_0": _q8_0, "Q4_0": _q4_0, "Q5_0": _q5_0, "Q5_1": _q5_1, "Q4_K": _q4_k, "Q6_K": _q6_k, "Q2_K": _q2_k,
         "Q3_K": _q3_k, "IQ4_NL": _iq4_nl, "IQ4_XS": _iq4_xs,
+        "MXFP4": _mxfp4,
     }[kind]  # fmt: skip
     size = 256 if kind.endswith(("K", "XS")) else 32
     for block in weight.reshape(-1, size):
@@ -160,3 +162,14 @@ def _iq4_xs(block: Tensor) -> tuple[bytes, list[float]]:
     upper = struct.pack("<H", sum((step >> 4) << 2 * part for part, step in enumerate(steps)))
     lower = bytes(steps[2 * i] & 15 | (steps[2 * i + 1] & 15) << 4 for i in range(4))
     return raw + upper + lower + pairs, numbers
+
+
+FLOATS4 = [sign * number for sign in (1, -1) for number in (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)]
+
+
+def _mxfp4(block: Tensor) -> tuple[bytes, list[float]]:
+    exponent = math.ceil(math.log2(float(block.abs().max()) / 6))
+    scale = 2.0**exponent
+    codes = [min(range(16), key=lambda code: abs(FLOATS4[code] * scale - x)) for x in block.tolist()]
+    pairs = bytes(codes[i] | codes[i + 16] << 4 for i in range(16))
+    return bytes([exponent + 127]) + pairs, [scale * FLOATS4[code] for code in codes]

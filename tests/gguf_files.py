@@ -22,14 +22,15 @@ NAMES = {
     "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
 }  # fmt: skip
 OF_EXPERTS = {
-    "mlp.gate": "ffn_gate_inp", "block_sparse_moe.gate": "ffn_gate_inp", "gate_proj": "ffn_gate_exps",
-    "up_proj": "ffn_up_exps", "down_proj": "ffn_down_exps", "w1": "ffn_gate_exps", "w3": "ffn_up_exps",
-    "w2": "ffn_down_exps",
+    "mlp.gate": "ffn_gate_inp", "mlp.router": "ffn_gate_inp", "block_sparse_moe.gate": "ffn_gate_inp",
+    "gate_proj": "ffn_gate_exps", "up_proj": "ffn_up_exps", "down_proj": "ffn_down_exps", "w1": "ffn_gate_exps",
+    "w3": "ffn_up_exps", "w2": "ffn_down_exps",
 }  # fmt: skip
 BEHIND = {"post_attention_layernorm": "post_attention_norm", "post_feedforward_layernorm": "post_ffw_norm"}
 AROUND = {**BEHIND, "pre_feedforward_layernorm": "ffn_norm"}
 OWN_NAMES = {
     "gemma2": AROUND, "gemma3": AROUND, "olmo2": BEHIND,
+    "gpt-oss": {"post_attention_layernorm": "post_attention_norm", "self_attn.sinks": "attn_sinks"},
     "phi3": {"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"},
     "glm4": {
         "post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm",
@@ -42,6 +43,7 @@ ARCHITECTURES = {
     "Qwen3ForCausalLM": "qwen3", "Qwen3MoeForCausalLM": "qwen3moe", "Gemma2ForCausalLM": "gemma2",
     "Gemma3ForCausalLM": "gemma3", "Phi3ForCausalLM": "phi3", "GraniteForCausalLM": "granite",
     "Olmo2ForCausalLM": "olmo2", "Glm4ForCausalLM": "glm4", "SmolLM3ForCausalLM": "smollm3",
+    "GptOssForCausalLM": "gpt-oss",
 }  # fmt: skip
 PAIRED = ("llama", "granite", "smollm3")
 """Architectures whose queries' and keys' rows lie in pairs."""
@@ -49,7 +51,7 @@ PLUS_ONE = ("gemma2", "gemma3")
 """Those whose norms are stored with 1 added."""
 NUMBERS = {
     "F32": 0, "F16": 1, "Q4_0": 2, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8, "Q2_K": 10, "Q3_K": 11, "Q4_K": 12, "Q6_K": 14,
-    "IQ4_NL": 20, "IQ4_XS": 23,
+    "IQ4_NL": 20, "IQ4_XS": 23, "MXFP4": 39,
 }  # fmt: skip
 
 
@@ -151,6 +153,8 @@ def _of_experts(config: dict[str, Any], arch: str) -> dict[str, Any]:
         return {}
     found = {f"{arch}.expert_count": count, f"{arch}.expert_used_count": config["num_experts_per_tok"]}
     size = config.get("moe_intermediate_size")
+    if arch == "gpt-oss":
+        size = config["intermediate_size"]
     return {**found, f"{arch}.expert_feed_forward_length": size} if size else found
 
 
@@ -169,7 +173,7 @@ def _of_architecture(config: dict[str, Any], arch: str) -> dict[str, Any]:
     found: dict[str, Any] = {
         f"{arch}.{_SCALES.get(name, name)}": float(config[name]) for name in _SCALARS.get(arch, ()) if config.get(name)
     }
-    if arch in ("gemma2", "gemma3", "phi3"):
+    if arch in ("gemma2", "gemma3", "phi3", "gpt-oss"):
         found[f"{arch}.attention.sliding_window"] = config["sliding_window"] or 0
     if arch == "gemma3" and "layer_types" in config:
         slides = [kind == "sliding_attention" for kind in config["layer_types"]]
@@ -182,6 +186,39 @@ def _gguf_name(arch: str, layer: str, rest: str, end: str) -> str:
     parts, names = rest.split(".experts."), {**NAMES, **OWN_NAMES.get(arch, {})}
     own = OF_EXPERTS[parts[1].partition(".")[2]] if len(parts) == 2 else names.get(rest) or OF_EXPERTS[rest]
     return f"blk.{layer}.{own}.{end}"
+
+
+def _apart(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Each expert's projections, where experts lie in one tensor, inputs first, rows of gate and up in turns."""
+    apart: dict[str, Tensor] = {}
+    for name, tensor in weights.items():
+        prefix, _, own = name.rpartition(".")
+        module, kind = own.removesuffix("_bias"), "bias" if own.endswith("_bias") else "weight"
+        if not prefix.endswith(".experts"):
+            apart[f"{name}.weight" if own == "sinks" else name] = tensor
+            continue
+        for expert, rows in enumerate(tensor if kind == "bias" else tensor.transpose(1, 2)):
+            parts = {module: rows} if module == "down_proj" else {"gate_proj": rows[::2], "up_proj": rows[1::2]}
+            apart |= {f"{prefix}.{expert}.{part}.{kind}": own.contiguous() for part, own in parts.items()}
+    return apart
+
+
+def _together(weights: dict[str, Tensor], num_experts: int) -> dict[str, Tensor]:
+    """`_apart` undone."""
+    whole = {
+        name.replace("sinks.weight", "sinks"): tensor for name, tensor in weights.items() if ".experts." not in name
+    }
+    for prefix in {name.partition(".experts.")[0] for name in weights if ".experts." in name}:
+        for kind, end in (("weight", ""), ("bias", "_bias")):
+
+            def all_of(part: str, prefix: str = prefix, kind: str = kind) -> Tensor:
+                return torch.stack([weights[f"{prefix}.experts.{each}.{part}.{kind}"] for each in range(num_experts)])
+
+            down, gate_up = all_of("down_proj"), torch.stack([all_of("gate_proj"), all_of("up_proj")], 2).flatten(1, 2)
+            found = {"down_proj": down, "gate_up_proj": gate_up}
+            for name, tensor in found.items():
+                whole[f"{prefix}.experts.{name}{end}"] = tensor.transpose(1, 2) if kind == "weight" else tensor
+    return whole
 
 
 def _sorted_as(name: str) -> list[object]:
@@ -205,12 +242,14 @@ def write_model(
     tensors: dict[str, Stored] = {}
     plain: dict[str, Tensor] = {}
     number = 0
-    for name, tensor in sorted(load_file(source / "model.safetensors").items(), key=lambda item: _sorted_as(item[0])):
+    weights = load_file(source / "model.safetensors")
+    weights = _apart(weights) if arch == "gpt-oss" else weights
+    for name, tensor in sorted(weights.items(), key=lambda item: _sorted_as(item[0])):
         module, _, end = name.rpartition(".")
         layer, _, rest = module.removeprefix("model.layers.").partition(".")
         own = _gguf_name(arch, layer, rest, end) if rest and layer.isdigit() else f"{NAMES[module]}.{end}"
         kind = "F32"
-        if tensor.dim() == 2 and not rest.endswith(".gate"):
+        if tensor.dim() == 2 and not rest.endswith((".gate", ".router")):
             kind = kinds[number % len(kinds)] if rest and ".experts." not in rest else kinds[0]
             number += bool(rest)
         stored = tensor + 1 if arch in PLUS_ONE and name.endswith("norm.weight") else tensor
@@ -245,6 +284,7 @@ def write_model(
         **_of_architecture(config, arch),
     }
     write_gguf(path, {**of_model, **metadata}, tensors)
+    plain = _together(plain, config["num_local_experts"]) if arch == "gpt-oss" else plain
     opened.mkdir(parents=True)
     (opened / "config.json").write_text(json.dumps(config))
     save_file({name: tensor.contiguous() for name, tensor in plain.items()}, opened / "model.safetensors")

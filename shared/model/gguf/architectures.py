@@ -33,6 +33,11 @@ _EXPERTS = {
     "ffn_up_exps": "mlp.experts.{}.up_proj", "ffn_down_exps": "mlp.experts.{}.down_proj",
 }  # fmt: skip
 """{}: of each expert, which lie one behind the other in one tensor."""
+_GPT_OSS = {
+    "post_attention_norm": "post_attention_layernorm", "attn_sinks": "self_attn.sinks", "ffn_gate_inp": "mlp.router",
+    "ffn_gate_exps": "mlp.experts.gate_proj", "ffn_up_exps": "mlp.experts.up_proj",
+    "ffn_down_exps": "mlp.experts.down_proj",
+}  # fmt: skip
 _BEHIND = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
 _AROUND = {**_BEHIND, "ffn_norm": "pre_feedforward_layernorm"}
 _GLM4 = {
@@ -81,6 +86,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType({
     "granite": Architecture("GraniteForCausalLM", "granite", is_paired=True, reads=tuple(MULTIPLIERS)),
     "olmo2": Architecture("Olmo2ForCausalLM", "olmo2", _BEHIND),
     "glm4": Architecture("Glm4ForCausalLM", "glm4", _GLM4, is_partial=True),
+    "gpt-oss": Architecture("GptOssForCausalLM", "gpt_oss", _GPT_OSS, reads=(WINDOW, EXPERTS)),
     "smollm3": Architecture("SmolLM3ForCausalLM", "smollm3", is_paired=True),
 })  # fmt: skip
 """By `general.architecture`; llama with experts is Mixtral."""
@@ -104,6 +110,8 @@ def plain_names(architecture: str, name: str, shape: tuple[int, ...]) -> list[st
     if found is None or found[2] not in known:
         return [name]
     plain = f"model.layers.{found[1]}.{known[found[2]]}.{found[3]}"
+    if found[2] == "attn_sinks":
+        return [plain.removesuffix(".weight")]
     return [plain.format(expert) for expert in range(shape[0])] if "{}" in plain and len(shape) == 3 else [plain]
 
 

@@ -147,6 +147,17 @@ def _iq4_xs(raw: Tensor) -> Piece:
     return _piece(_INT8, _UNEVEN[_nibbles(_split(raw[..., 8:], 8)).int()], scales)
 
 
+_FLOATS4 = torch.tensor([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], dtype=torch.int8)
+"""Twice the numbers of floats of 4 bits, by their codes."""
+
+
+def _mxfp4(raw: Tensor) -> Piece:
+    """Scales are powers of two."""
+    exponents = raw[..., :1].int()
+    scales = torch.ldexp(torch.ones_like(exponents, dtype=torch.float32), exponents - 128)
+    return _piece(_INT8, _FLOATS4[_nibbles(raw[..., 1:]).int()], torch.where(exponents == 255, torch.nan, scales))
+
+
 TYPES = {
     0: BlockType("F32", 1, 4),
     1: BlockType("F16", 1, 2),
@@ -163,6 +174,7 @@ TYPES = {
     14: BlockType("Q6_K", _WIDE, 210, _q6_k, _INT8_16),
     20: BlockType("IQ4_NL", 32, 18, _iq4_nl, _INT8),
     23: BlockType("IQ4_XS", _WIDE, 136, _iq4_xs, _INT8),
+    39: BlockType("MXFP4", 32, 17, _mxfp4, _INT8),
 }
 """Kinds of blocks by their numbers in a file."""
 BLOCKS = {kind.name: kind for kind in TYPES.values() if kind.open is not None}

@@ -143,6 +143,14 @@ def _granite(fields: Metadata) -> dict[str, Any]:
     return {name: fields.number(key, defaults.get(key, 1.0)) for key, name in MULTIPLIERS.items()}
 
 
+def _gpt_oss(fields: Metadata) -> dict[str, Any]:
+    size = fields.size("expert_feed_forward_length", fields.size("feed_forward_length"))
+    return {
+        **_windows(fields, full_every=2, window=None), "intermediate_size": size, "attention_bias": True,
+        "num_local_experts": fields.size("expert_count"), "num_experts_per_tok": fields.size("expert_used_count"),
+    }  # fmt: skip
+
+
 def _glm4(fields: Metadata) -> dict[str, Any]:
     names = {tensor.name for tensor in fields.header.tensors}
     return {"attention_bias": "blk.0.attn_q.bias" in names, **_share(fields)}
@@ -150,6 +158,6 @@ def _glm4(fields: Metadata) -> dict[str, Any]:
 
 _OWN: dict[str, Callable[[Metadata], dict[str, Any]]] = {
     "llama": _llama, "qwen3moe": _qwen3moe, "gemma2": _gemma2, "gemma3": _gemma3, "phi3": _phi3, "granite": _granite,
-    "glm4": _glm4,
+    "glm4": _glm4, "gpt-oss": _gpt_oss,
 }  # fmt: skip
 """Fields that an architecture has beside the shared ones, or in their place."""

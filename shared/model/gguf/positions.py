@@ -52,6 +52,7 @@ def _scaling(fields: Metadata, rotated: int) -> dict[str, Any] | None:
     scaling: dict[str, Any] = {"rope_type": kind, "factor": fields.number("rope.scaling.factor")}
     if kind == "yarn":
         scaling["original_max_position_embeddings"] = fields.size("rope.scaling.original_context_length")
+        scaling["truncate"] = fields.prefix != "gpt-oss."  # its ramp ends between dimensions
     return scaling
 
 

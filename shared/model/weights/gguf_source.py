@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -68,6 +68,59 @@ class AddedSource(OfOneTensor):
         """See `WeightSource`."""
         for first, piece in checkpoint.rows(self.name, begin, end):
             yield first, piece.float() - self.entry.added
+
+
+@dataclass(frozen=True)
+class StackedSource:
+    """All experts' weights of a layer, inputs first [num_experts, in_size, out_size], or biases
+    [num_experts, out_size]: of one tensor or, in turns, of gate and up, which have outputs first."""
+
+    parts: tuple[TensorEntry, ...]
+    spec: None = None
+
+    @property
+    def name(self) -> str:
+        """See `WeightSource`."""
+        return self.parts[0].name
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """See `WeightSource`."""
+        return tuple(part.name for part in self.parts)
+
+    def check(self, checkpoint: Checkpoint) -> None:
+        """Nothing small to read: scales lie between the codes, and are checked as they come."""
+
+    def pieces(self, checkpoint: Checkpoint, begin: int, end: int) -> Iterator[tuple[int, Tensor]]:
+        """See `WeightSource`; an expert at a time."""
+        for expert in range(begin, end):
+            found = [self._part(checkpoint, part, expert) for part in self.parts]
+            yield expert, torch.stack(found, 1).flatten(0, 1).t()[None]
+
+    def _part(self, checkpoint: Checkpoint, part: TensorEntry, expert: int) -> Tensor:
+        """Of one expert: [out_size, in_size] or [out_size]."""
+        num_bytes = part.num_bytes // part.shape[0]
+        of_one = replace(part, shape=part.shape[1:], begin=part.begin + expert * num_bytes, num_bytes=num_bytes)
+        if part.dtype not in BLOCKS:
+            return checkpoint.whole_as(of_one).float()
+        pieces = [piece for _, piece in GgufSource(of_one).pieces(checkpoint, 0, part.shape[1])]
+        return torch.cat([piece if isinstance(piece, Tensor) else piece.dense() for piece in pieces])
+
+
+_STACKED = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
+
+
+def stacked_source(name: str, shape: tuple[int, ...], entries: Mapping[str, TensorEntry]) -> StackedSource | None:
+    """Of gpt-oss's experts; None for another tensor. Raises ModelLoadError for another shape."""
+    prefix, _, own = name.rpartition(".")
+    module, kind = own.removesuffix("_bias"), "bias" if own.endswith("_bias") else "weight"
+    names = [f"{prefix}.{part}.{kind}" for part in _STACKED.get(module, ())]
+    if not prefix.endswith(".experts") or not names or any(each not in entries for each in names):
+        return None
+    out_size = shape[-1] // len(names)
+    for each in names:
+        check_entry(entries[each], (shape[0], out_size, *shape[1:-1]), (*DENSE, *BLOCKS))
+    return StackedSource(tuple(entries[each] for each in names))
 
 
 def gguf_source(entry: TensorEntry, shape: tuple[int, ...]) -> GgufSource | AddedSource | None:

@@ -59,6 +59,8 @@ STORED = {
 DENSE = ("F64", "F32", "F16", "BF16")
 """Dtypes of weights that are stored as plain numbers, and of scales."""
 
+_OF_ONE_EXPERT = re.compile(r"\.experts\.\d+\.")
+
 
 @dataclass(frozen=True)
 class TensorEntry:
@@ -152,7 +154,7 @@ def _read_gguf(path: Path) -> SafetensorsFile:
         if tensor.name in OF_POSITIONS:
             continue
         names = plain_names(architecture, tensor.name, tensor.shape)
-        shape = tensor.shape if len(tensor.shape) != 3 else tensor.shape[1:]
+        shape = tensor.shape[1:] if len(tensor.shape) == 3 and _OF_ONE_EXPERT.search(names[0]) else tensor.shape
         num_bytes, heads = tensor.num_bytes // len(names), heads_of(header.metadata, tensor.name)
         added = added_to(architecture, tensor.name)
         for number, name in enumerate(names):

@@ -136,6 +136,8 @@ class Makers:
     """The source of a tensor of all experts of a layer in that method, by its plain name and shape."""
     blocks: Callable[[TensorEntry, tuple[int, ...]], WeightSource | None]
     """The source of a tensor that is stored in blocks or in another order of rows; None for plain numbers."""
+    parted: Callable[[str, tuple[int, ...], Mapping[str, TensorEntry]], WeightSource | None]
+    """The source of a tensor of all experts of a layer that is stored in parts; None where there are none."""
 
 
 def match_sources(
@@ -175,6 +177,8 @@ def match_sources(
             sources[name] = PlainSource(name)
         elif (one := _one_of_stacked(name, tuple(shape), entries)) is not None:
             sources[name] = one
+        elif (parted := makers.parted(name, tuple(shape), entries)) is not None:
+            sources[name] = parted
         else:
             missing.append(name)
     _refuse_names("is missing from", missing)

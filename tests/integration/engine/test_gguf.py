@@ -86,6 +86,7 @@ def test_scaled_positions_experts_and_further_types_give_the_logits_of_the_opene
     assert greedy(decoder, PROMPT, NUM_TOKENS)[0] == tokens
 
 
+GPT_OSS_ROPE = {**YARN, "original_max_position_embeddings": 64, "truncate": False}
 GEMMA2 = {**OTHERS["gemma2"][1], "query_pre_attn_scalar": 16, "final_logit_softcapping": 5.0}
 GEMMA3 = {**OTHERS["gemma3"][1], "query_pre_attn_scalar": 16}
 OLDER_GEMMA3 = {
@@ -111,6 +112,7 @@ OLDER_GEMMA3 = {
         ("granite", ("Q8_0", "Q4_0"), {"tie": True}),
         ("olmo2", ("Q8_0", "Q4_0"), {}),
         ("glm4", ("Q8_0", "Q4_0"), {}),
+        ("gpt-oss", ("MXFP4", "Q8_0"), {"rope": GPT_OSS_ROPE}),
         ("smollm3", ("Q8_0", "Q4_0"), {"tie": True, "num_layers": 4, "extra_config": {}}),
     ],
 )
@@ -123,6 +125,6 @@ def test_further_architectures_give_the_logits_and_tokens_of_the_opened_model(tm
     decoder = Decoder.load(folder, torch.float32, "cpu")
     assert (prompt_logits(decoder, PROMPT, 20) - expected).abs().max() <= 1e-3 * expected.abs().max()
     assert greedy(decoder, PROMPT, NUM_TOKENS)[0] == tokens
-    if family in ("gemma3", "phi3"):  # with numbers added, and with fused projections
+    if family in ("gemma3", "phi3", "gpt-oss"):  # with numbers added, and with fused projections
         with GroupRun(folder, Degrees(tensor=2)) as group:
             assert group.generate(PROMPT, max_tokens=NUM_TOKENS)[0] == tokens

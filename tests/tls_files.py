@@ -14,14 +14,15 @@ class Authority:
         self.key = folder / f"{name}.key"
         self.cert = folder / f"{name}.pem"
         self._run(
-            "req", "-x509", *_NEW_KEY, "-keyout", self.key, "-out", self.cert, "-days", "2", "-subj", f"/CN={name}"
-        )
+            "req", "-x509", *_NEW_KEY, "-keyout", self.key, "-out", self.cert, "-days", "2", "-subj", f"/CN={name}",
+            "-addext", "keyUsage=critical,keyCertSign,cRLSign",
+        )  # fmt: skip
 
     def issue(self, name: str, names: str = "IP:127.0.0.1,DNS:localhost") -> tuple[Path, Path]:
         """(certificate, key) of a server and client of that name, which is reached by `names`."""
         key, request, cert = (self._folder / f"{name}.{suffix}" for suffix in ("key", "csr", "pem"))
         extensions = self._folder / f"{name}.ext"
-        extensions.write_text(f"subjectAltName={names}\n")
+        extensions.write_text(f"subjectAltName={names}\nauthorityKeyIdentifier=keyid\n")
         self._run("req", "-new", *_NEW_KEY, "-keyout", key, "-out", request, "-subj", f"/CN={name}")
         self._run(
             "x509", "-req", "-in", request, "-CA", self.cert, "-CAkey", self.key, "-CAcreateserial", "-out", cert,

@@ -89,6 +89,8 @@ class AdapterSource:
                 raise InvalidRequest(
                     f"lora_path: its {file} is a link out of the worker's adapter_folders", field="lora_path"
                 )
+            if os.path.islink(behind):  # from Python 3.13 on `resolve` does not raise where links go round in a circle
+                raise InvalidRequest(f"lora_path is no path: its {file} is a link to itself", field="lora_path")
         return found
 
     async def first(self, folder: Path, *, is_given: bool) -> LoadedAdapter:

@@ -13,12 +13,15 @@ _SENTENCEPIECE = "llama"
 _MODELS = ("gpt2", _SENTENCEPIECE)
 _SPACE = "\u2581"
 _BESIDE = "put the model's tokenizer.json beside the file"
-_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_ENDS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_BLANKS = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_WORDS = _ENDS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|" + _BLANKS
 _LETTERS = (
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|"
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|"
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+%s|"
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*%s|"
 )
-_TEKKEN = _LETTERS + r"\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_TEKKEN = _LETTERS % ("", "") + r"\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|" + _BLANKS
+_O200K = _LETTERS % (f"{_ENDS}?", f"{_ENDS}?") + r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|" + _BLANKS
 
 
 class _Split(NamedTuple):
@@ -31,13 +34,24 @@ class _Split(NamedTuple):
 
 
 _QWEN = _Split(_WORDS % r"\p{N}", is_normalized=True)
+_CL100K = _Split(_WORDS % r"\p{N}{1,3}")
+_LLAMA3 = _CL100K._replace(takes_words=True)
+_CODE = _Split(parts_digits=True)
 _SPLITS = {
-    "llama-bpe": _Split(_WORDS % r"\p{N}{1,3}", takes_words=True),
+    "llama-bpe": _LLAMA3,
+    "glm4": _LLAMA3,
+    "chatglm-bpe": _CL100K,
+    "dbrx": _CL100K,
+    "smaug-bpe": _CL100K,
+    "gpt-4o": _Split(_O200K),
     "qwen2": _QWEN,
     "deepseek-r1-qwen": _QWEN,
     "tekken": _Split(_TEKKEN, takes_words=True),
     "gpt-2": _Split(),
-    "smollm": _Split(parts_digits=True),
+    "olmo": _Split(),
+    "smollm": _CODE,
+    "refact": _CODE,
+    "starcoder": _CODE,
 }
 """By `tokenizer.ggml.pre`."""
 

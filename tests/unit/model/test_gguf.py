@@ -271,7 +271,9 @@ def test_factors_of_frequencies_other_than_those_of_llama_3_are_refused(tmp_path
             gguf_folder(tmp_path / "small.gguf", tmp_path / "cache")
 
 
-@pytest.mark.parametrize(("split", "pieces"), [("smollm", 3), ("qwen2", 3), ("gpt-2", 1)])
+@pytest.mark.parametrize(
+    ("split", "pieces"), [("smollm", 3), ("refact", 3), ("qwen2", 3), ("gpt-2", 1), ("dbrx", 1), ("gpt-4o", 1)]
+)
 def test_digits_are_split_as_the_vocabulary_says(tmp_path, source, split, pieces):
     tokens = [*(chr(code) for code in range(33, 127)), "12", "123"]
     words = vocabulary(**{
@@ -280,6 +282,16 @@ def test_digits_are_split_as_the_vocabulary_says(tmp_path, source, split, pieces
     })  # fmt: skip
     folder = gguf_folder(write(source, tmp_path, **words), tmp_path / "cache")
     assert len(Tokenizer.load(folder).encode("123")) == pieces + 1
+
+
+@pytest.mark.parametrize(
+    ("split", "words"), [("gpt-4o", ["Xx's", " a"]), ("tekken", ["Xx", "'s", " a"]), ("dbrx", ["Xx", "'s", " a"])]
+)
+def test_what_is_shortened_is_a_part_of_its_word_where_the_vocabulary_says_so(tmp_path, source, split, words):
+    folder = gguf_folder(write(source, tmp_path, **vocabulary(**{"tokenizer.ggml.pre": split})), tmp_path / "cache")
+    tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    found = tokenizer.pre_tokenizer.pre_tokenize_str("Xx's a")
+    assert [word.replace("\u0120", " ") for word, _ in found] == words
 
 
 def pieces_of(text: str) -> list[str]:

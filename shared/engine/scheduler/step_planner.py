@@ -132,7 +132,8 @@ class StepPlanner:
 
     def _add_decodes(self, ready: Sequence[EngineSequence], planned: dict[str, PlannedSequence]) -> bool:
         """One token each; False where the step in flight must end first, since no sequence can be preempted before."""
-        is_ahead, running, most = len(self._in_flight) > 0, Status.RUNNING, self._config.max_num_batched_tokens
+        is_ahead = len(self._in_flight) > 0
+        running, most = Status.RUNNING, self._config.max_num_batched_tokens
         grow, share = self._tables.grow, self._in_flight.share
         for sequence in ready:
             if len(planned) == most:

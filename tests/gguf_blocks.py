@@ -8,6 +8,8 @@ import struct
 import torch
 from torch import Tensor
 
+from tests.quantized_checkpoints import FP4_E2M1
+
 
 def half(number: float) -> tuple[bytes, float]:
     raw = struct.pack("<e", number)
@@ -164,7 +166,7 @@ def _iq4_xs(block: Tensor) -> tuple[bytes, list[float]]:
     return raw + upper + lower + pairs, numbers
 
 
-FLOATS4 = [sign * number for sign in (1, -1) for number in (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)]
+FLOATS4 = [sign * number for sign in (1, -1) for number in FP4_E2M1]
 
 
 def _mxfp4(block: Tensor) -> tuple[bytes, list[float]]:

@@ -109,11 +109,9 @@ class Worker:
                 self.connector.on_event(event)
             case SequenceEnded() | BlocksHeld() | FetchPrepared() | BlocksAdopted() | CacheFlushed():
                 self.connector.on_event(event)
-            case EngineDied() if self.died.is_set():
-                pass  # one rank's loss, seen twice
             case EngineDied(error):
-                is_known = isinstance(error, TandemError)  # as the loss of a rank, which needs no traceback
-                logger.critical("the engine died: %s", error, exc_info=None if is_known else error)
+                if not self.died.is_set():  # the loss of a rank, which needs no traceback, is seen twice
+                    logger.critical("the engine died: %s", error, exc_info=not isinstance(error, TandemError) and error)
                 self.died.set()
             case _:
                 for role in self._roles.values():

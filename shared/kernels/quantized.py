@@ -15,6 +15,10 @@ INT4_MIDDLE = 8
 FP8 = torch.float8_e4m3fn
 FP8_MOST = 448.0
 """The largest number of float8_e4m3fn."""
+_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+FLOATS4 = torch.tensor([*_E2M1, *(-number for number in _E2M1)])
+"""Floats of 4 bits by their codes, in fp32."""
+_E8M0_BIAS, _E8M0_NAN = 127, 255
 OPEN_ELEMENTS = 1 << 21
 """Weights that are rounded, or opened, at a time: 8 MiB in fp32."""
 
@@ -246,6 +250,14 @@ def pack_nibbles(codes: Tensor) -> Tensor:
     """uint8 [..., columns], each below 16, to [..., columns / 2]."""
     assert codes.shape[-1] % 2 == 0, f"{codes.shape[-1]} columns"
     return codes[..., ::2] | codes[..., 1::2] << 4
+
+
+def powers_of_two(stored: Tensor) -> Tensor:
+    """Scales of the type E8M0, uint8, in fp32; NaN where one is no number."""
+    exponents = stored.int() - _E8M0_BIAS
+    return torch.where(
+        stored == _E8M0_NAN, torch.nan, torch.ldexp(torch.ones_like(exponents, dtype=torch.float32), exponents)
+    )
 
 
 def unpack_nibbles(packed: Tensor) -> Tensor:

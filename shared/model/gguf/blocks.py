@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from shared.kernels.linear_spec import LinearSpec
-from shared.kernels.quantized import INT4_MIDDLE, Piece
+from shared.kernels.quantized import FLOATS4, INT4_MIDDLE, Piece, powers_of_two
 
 _WIDE = 256
 """Numbers of a block of the types with K in their names; each is of 8 parts of 32, or 16 of 16."""
@@ -147,15 +147,12 @@ def _iq4_xs(raw: Tensor) -> Piece:
     return _piece(_INT8, _UNEVEN[_nibbles(_split(raw[..., 8:], 8)).int()], scales)
 
 
-_FLOATS4 = torch.tensor([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], dtype=torch.int8)
-"""Twice the numbers of floats of 4 bits, by their codes."""
+_DOUBLED = (2 * FLOATS4).to(torch.int8)
+"""Floats of 4 bits are halves of whole numbers."""
 
 
 def _mxfp4(raw: Tensor) -> Piece:
-    """Scales are powers of two."""
-    exponents = raw[..., :1].int()
-    scales = torch.ldexp(torch.ones_like(exponents, dtype=torch.float32), exponents - 128)
-    return _piece(_INT8, _FLOATS4[_nibbles(raw[..., 1:]).int()], torch.where(exponents == 255, torch.nan, scales))
+    return _piece(_INT8, _DOUBLED[_nibbles(raw[..., 1:]).int()], powers_of_two(raw[..., :1]) / 2)
 
 
 TYPES = {

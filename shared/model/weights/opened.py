@@ -12,14 +12,12 @@ import torch
 from torch import Tensor
 
 from shared.errors import ModelLoadError
-from shared.kernels.quantized import unpack_nibbles
+from shared.kernels.quantized import FLOATS4, powers_of_two, unpack_nibbles
 from shared.model.config.quantization import MX_GROUP, QuantizationConfig, WeightScheme
 from shared.model.weights.checkpoint import Checkpoint
 from shared.model.weights.safetensors_files import DENSE, TensorEntry
 from shared.model.weights.sources import PIECE_ELEMENTS, check_entry, check_groups, check_scales, needed
 
-_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-_E8M0_BIAS, _E8M0_NAN = 127, 255
 _STATE = "weight.quant_state.bitsandbytes__"
 _STATE_BYTES = 1 << 16
 _TYPES = ("nf4", "fp4")
@@ -56,20 +54,11 @@ class Mxfp4Experts:
 
     def pieces(self, checkpoint: Checkpoint, begin: int, end: int) -> Iterator[tuple[int, Tensor]]:
         """See `WeightSource`; an expert at a time."""
-        table = torch.tensor([*_E2M1, *(-value for value in _E2M1)])
         for expert in range(begin, end):
             blocks = torch.cat([rows.clone() for _, rows in checkpoint.rows(self.blocks, expert, expert + 1)])[0]
             scales = torch.cat([rows.clone() for _, rows in checkpoint.rows(self.scales, expert, expert + 1)])[0]
             codes = unpack_nibbles(blocks)  # [out_size, groups, 32]
-            yield expert, (table[codes.int()] * powers_of_two(scales)[..., None]).flatten(1).T[None]
-
-
-def powers_of_two(stored: Tensor) -> Tensor:
-    """Scales of the type E8M0, uint8, in fp32; NaN where one is no number."""
-    exponents = stored.int() - _E8M0_BIAS
-    return torch.where(
-        stored == _E8M0_NAN, torch.nan, torch.ldexp(torch.ones_like(exponents, dtype=torch.float32), exponents)
-    )
+            yield expert, (FLOATS4[codes.int()] * powers_of_two(scales)[..., None]).flatten(1).T[None]
 
 
 def mxfp4_source(name: str, shape: tuple[int, ...], entries: Mapping[str, TensorEntry]) -> Mxfp4Experts:
@@ -112,11 +101,10 @@ class Floats4Source:
 
     def pieces(self, checkpoint: Checkpoint, begin: int, end: int) -> Iterator[tuple[int, Tensor]]:
         """See `WeightSource`."""
-        table = torch.tensor([*_E2M1, *(-value for value in _E2M1)])
         scales = self._scales(checkpoint)
         for first, rows in checkpoint.rows(self.name, begin, end):
             codes = unpack_nibbles(rows).view(len(rows), -1, self.scheme.group)
-            yield first, (table[codes.int()] * scales[first : first + len(rows), :, None]).flatten(1)
+            yield first, (FLOATS4[codes.int()] * scales[first : first + len(rows), :, None]).flatten(1)
 
     def _scales(self, checkpoint: Checkpoint) -> Tensor:
         """[out_size, groups] fp32."""

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from shared.errors import ModelLoadError
 from shared.kernels.linear_spec import Kind, LinearSpec
-from shared.kernels.quantized import INT4_MIDDLE, Piece, unpack_nibbles
+from shared.kernels.quantized import INT4_MIDDLE, Piece, powers_of_two, unpack_nibbles
 from shared.model.config.quantization import MX_GROUP, STACKED_METHOD, QuantizationConfig, WeightScheme
 from shared.model.weights.checkpoint import Checkpoint
 from shared.model.weights.gguf_source import gguf_source, stacked_source
-from shared.model.weights.opened import Floats4Source, bits4_source, floats4_source, mxfp4_source, powers_of_two
+from shared.model.weights.opened import Floats4Source, bits4_source, floats4_source, mxfp4_source
 from shared.model.weights.safetensors_files import DENSE, TensorEntry
 from shared.model.weights.sources import PIECE_ELEMENTS, Makers, check_entry, check_groups, check_scales, needed
 

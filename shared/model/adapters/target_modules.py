@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from shared.kernels.lora.step import Projection
 from shared.model.config.model_config import ModelConfig
 from shared.model.config.moe_config import MoeConfig
-from shared.model.layers.delta_parameters import delta_out, rate_rows
-from shared.model.layers.parameters import gate_up_rows, qkv_rows
+from shared.model.layers.fused_rows import delta_out, gate_up_rows, qkv_rows, rate_rows
+
+if TYPE_CHECKING:  # the command line reads this file, without torch
+    from shared.kernels.lora.step import Projection
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from shared.model.config.delta_config import DeltaConfig
+from shared.model.layers.fused_rows import delta_rows, rate_rows
 
 _FP32 = torch.float32
 
@@ -25,34 +26,6 @@ class DeltaParameters:
     norm: Tensor  # [value_dim]
     decays: Tensor | None  # [decay_size, low_rank], as the next one where channels decay by themselves; else None
     gates: Tensor | None  # [value_size, low_rank]
-
-
-def delta_out(delta: DeltaConfig) -> str:
-    """Checkpoint name of the projection back."""
-    return "self_attn.o_proj" if delta.is_by_channel else "linear_attn.out_proj"
-
-
-def delta_rows(delta: DeltaConfig) -> dict[str, int]:
-    """Checkpoint name → rows, of the projections that are fused as `qkv`: queries, keys, values and their gates, where
-    these have no lower rank. By head the rows are the query, the key, the values and their gates of one key head, then
-    those of the next one."""
-    if delta.is_by_channel:
-        sizes = {"q": delta.key_size, "k": delta.key_size, "v": delta.value_size}
-        return {f"self_attn.{part}_proj": size for part, size in sizes.items()}
-    if delta.is_by_head:
-        return {"linear_attn.in_proj_qkvz": delta.mixed_size + delta.value_size}
-    return {"linear_attn.in_proj_qkv": delta.mixed_size, "linear_attn.in_proj_z": delta.value_size}
-
-
-def rate_rows(delta: DeltaConfig) -> dict[str, int]:
-    """Rows of the rates and decays, which are a projection of their own; by channel, of the lower ranks of decays and
-    gates."""
-    heads = delta.num_value_heads
-    if delta.is_by_channel:
-        return {"self_attn.b_proj": heads, "self_attn.f_a_proj": delta.low_rank, "self_attn.g_a_proj": delta.low_rank}
-    if delta.is_by_head:
-        return {"linear_attn.in_proj_ba": 2 * heads}
-    return {"linear_attn.in_proj_b": heads, "linear_attn.in_proj_a": heads}
 
 
 def allocate_delta(delta: DeltaConfig, hidden: int, dtype: torch.dtype, device: torch.device | str) -> DeltaParameters:

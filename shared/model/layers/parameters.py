@@ -12,8 +12,9 @@ from shared.kernels.linear_spec import LinearSpec
 from shared.kernels.quantized import QuantizedWeight, Weight
 from shared.model.config.model_config import ModelConfig
 from shared.model.config.moe_config import MoeConfig
-from shared.model.layers.delta_parameters import DeltaParameters, allocate_delta, delta_out, delta_rows, delta_views
+from shared.model.layers.delta_parameters import DeltaParameters, allocate_delta, delta_views
 from shared.model.layers.expert_copies import ExpertCopies
+from shared.model.layers.fused_rows import delta_out, delta_rows, gate_up_rows, qkv_rows
 
 BIAS_COLUMNS = 32
 """Columns behind an expert's inputs where experts have biases: the first one holds the bias of gate and up, which the
@@ -149,34 +150,6 @@ def unused_tensors(config: ModelConfig) -> tuple[str, ...]:
     the next token, and what reads images."""
     layers = range(config.num_layers, config.num_layers + config.num_unused_layers)
     return (*(f"model.layers.{layer}." for layer in layers), *_OF_IMAGES, *((_OF_GUESSES,) if config.delta else ()))
-
-
-def qkv_rows(config: ModelConfig, layer: int | None = None) -> dict[str, int]:
-    """Checkpoint name → rows, of the projections that are fused as `qkv` in a layer; None: in one with attention."""
-    latent = config.latent
-    if layer is not None and config.layers[layer].has_state:
-        assert config.delta is not None
-        return delta_rows(config.delta)
-    if latent is None:
-        q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-        if config.is_gated:
-            return {"self_attn.q_proj": 2 * q_size, "self_attn.k_proj": kv_size, "self_attn.v_proj": kv_size}
-        if config.names.qkv is not None:
-            return {config.names.qkv: q_size + 2 * kv_size}
-        return {"self_attn.q_proj": q_size, "self_attn.k_proj": kv_size, "self_attn.v_proj": kv_size}
-    if latent.q_rank is None:
-        return {
-            "self_attn.q_proj": config.num_heads * latent.query_dim,
-            "self_attn.kv_a_proj_with_mqa": latent.cached_dim,
-        }
-    return {"self_attn.q_a_proj": latent.q_rank, "self_attn.kv_a_proj_with_mqa": latent.cached_dim}
-
-
-def gate_up_rows(config: ModelConfig, mlp: str, inner: int) -> dict[str, int]:
-    """As `qkv_rows`, of a dense block of that name."""
-    if config.names.gate_up is not None:
-        return {f"{mlp}.{config.names.gate_up}": 2 * inner}
-    return {f"{mlp}.gate_proj": inner, f"{mlp}.up_proj": inner}
 
 
 def _dense_name(config: ModelConfig, *, has_experts: bool) -> str:

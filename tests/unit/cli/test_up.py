@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -40,6 +42,12 @@ def serve(tandem: RunTandem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         return tandem("serve", "--config", str(tmp_path / "cluster.yaml"), *flags)
 
     return run
+
+
+def test_no_command_waits_for_torch() -> None:
+    """Loading it takes longer than all the rest of a command."""
+    code = "import sys, tandem_cli.main; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
 def test_the_files_options_count_where_no_flag_does(serve: Any) -> None:

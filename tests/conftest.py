@@ -15,7 +15,7 @@ from hypothesis import settings
 from shared.garbage import uncollected
 from shared.kernels.cpu import build, isa
 from tests.examples import examples
-from tests.order import begun_in_order
+from tests.order import begun_in_order, scope_of
 
 # Test processes share the cores out (`make test`); torch in each would take them all and wait for its own threads.
 if "PYTEST_XDIST_WORKER_COUNT" in os.environ:
@@ -62,6 +62,16 @@ def pytest_collection() -> Iterator[None]:
 def pytest_unconfigure() -> None:
     """Triton's bindings count what is left at the end as leaks."""
     gc.unfreeze()
+
+
+@pytest.hookimpl(optionalhook=True)  # where there is pytest-xdist
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """As `--dist loadfile`, by scopes that may be larger than a file."""
+    from xdist.scheduler.loadfile import LoadFileScheduling
+
+    scheduler = LoadFileScheduling(config, log)
+    scheduler._split_scope = scope_of
+    return scheduler
 
 
 @pytest.hookimpl(trylast=True)  # the tests that are left once those of other marks are gone

@@ -276,7 +276,7 @@ async def test_collocated_workers_answer_alike_and_load_nothing_without_allowed_
 async def test_workers_that_are_groups_answer_alike_and_read_what_is_loaded_on_every_rank(
     tmp_path: Path, adapters: Adapters
 ) -> None:
-    shape = {"prefill_tp": 2, "decode_tp": 4, "adapter_slots": 2}
+    shape = {"decode_tp": 2, "adapter_slots": 2}
     async with running(tmp_path, **given(adapters, **shape)) as run:
         await load(run, "c", adapters.folder / "c")
         await answer_alike(run, adapters)

@@ -27,15 +27,15 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 NUM_STREAMS = 20
 NUM_TOKENS = 24
-WEIGHT_BYTES = 100_000_000
+WEIGHT_BYTES = 40_000_000
 """Less than the model's weights take in fp32."""
 PROMPT = [20 + (i * 37) % 2000 for i in range(70)]
 FIELDS: dict[str, Any] = {"max_tokens": NUM_TOKENS, "ignore_eos": True}
 
 
 def checkpoint(folder: Path, seed: int, **shape: int) -> Path:
-    """A model of random weights with the demo model's tokenizer; 28 million numbers unless the shape says otherwise."""
-    sizes = {"hidden_size": 768, "intermediate_size": 2048, "num_layers": 4, "head_dim": 64, "num_heads": 12} | shape
+    """A model of random weights with the demo model's tokenizer; 12 million numbers unless the shape says otherwise."""
+    sizes = {"hidden_size": 512, "intermediate_size": 1024, "num_layers": 4, "head_dim": 64, "num_heads": 8} | shape
     write_random_checkpoint(
         folder, vocab_size=3072, num_kv_heads=4, seed=seed, dtype=torch.bfloat16, tokenizer_from=DEMO, **sizes
     )
@@ -48,7 +48,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {
         "old": checkpoint(root / "old", 1),
         "new": checkpoint(root / "new", 2),
-        "other": checkpoint(root / "other", 3, intermediate_size=1024),
+        "other": checkpoint(root / "other", 3, intermediate_size=768),
     }
 
 
@@ -168,13 +168,13 @@ async def test_a_folder_of_other_shapes_is_refused_by_the_tensors_name_and_the_w
 
 async def test_an_answer_that_outlasts_the_time_keeps_the_old_weights(cluster, folders):
     _, before, _ = await answer(cluster, PROMPT)
-    body = {"prompt": PROMPT, "max_tokens": 400, "ignore_eos": True, "return_token_ids": True}
+    body = {"prompt": PROMPT, "max_tokens": 200, "ignore_eos": True, "return_token_ids": True}
     events = cluster.events(body)
     first = await anext(events)
     response = await update(cluster, folders["new"], timeout_s=0.001)
     assert response.status_code == 504, response.text
     rest = [first, *[event async for event in events]]
-    assert sum(len(choice.get("token_ids") or []) for event in rest for choice in event["choices"]) == 400
+    assert sum(len(choice.get("token_ids") or []) for event in rest for choice in event["choices"]) == 200
     assert rest[-1]["system_fingerprint"] == before
     assert (await answer(cluster, PROMPT))[1] == before
 

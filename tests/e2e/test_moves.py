@@ -127,10 +127,10 @@ async def moved_under_load(stage: Stage, num: int, max_tokens: int, moves_each: 
 async def test_answers_that_move_are_the_answers_that_stay_and_a_worker_that_ends_moves_its_own(tmp_path):
     """The second worker is gone before its answers end."""
     async with staged(tmp_path, num_decode=2, num_kv_blocks=600) as stage:
-        counts = await moved_under_load(stage, num=4, max_tokens=700, moves_each=5)
-        assert counts["begun"] == counts["move"] >= 16
+        counts = await moved_under_load(stage, num=4, max_tokens=450, moves_each=3)
+        assert counts["begun"] == counts["move"] >= 10
         assert counts["switched"] + counts["stayed"] == counts["move"]
-        assert counts["switched"] >= 14
+        assert counts["switched"] >= 8
         assert sum(stage.load(name).num_blocks_given for name in POOL) > 0, "nothing was fetched from the old worker"
 
         expected = await undisturbed(stage, 4, 700)

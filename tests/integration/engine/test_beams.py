@@ -72,7 +72,8 @@ def left_clean(run: EngineRun) -> None:
 
 
 @pytest.fixture(
-    scope="module", params=["demo", "LlamaForCausalLM", "qwen3-next", pytest.param("gpt-oss", marks=pytest.mark.slow)]
+    scope="module",
+    params=["demo", "qwen3-next", *(pytest.param(x, marks=pytest.mark.slow) for x in ("LlamaForCausalLM", "gpt-oss"))],
 )
 def folder(request, tmp_path_factory):
     if request.param == "demo":

@@ -142,8 +142,8 @@ def test_the_demo_models_draft_is_right_far_more_often_than_by_chance(start):
     "options",
     [
         pytest.param({}, marks=pytest.mark.slow),
-        {"num_blocks": 24},
-        {"num_blocks": 24, "num_host_blocks": 100},
+        pytest.param({"num_blocks": 24}, marks=pytest.mark.slow),
+        pytest.param({"num_blocks": 24, "num_host_blocks": 100}, marks=pytest.mark.slow),
         {"num_blocks": 24, "num_host_blocks": 100, "ahead": True},
     ],
 )
@@ -211,7 +211,7 @@ def test_a_prefix_that_the_draft_has_is_not_computed_again(start):
     assert run.generate([*prompt], max_tokens=LENGTH) == first
 
 
-@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 2**32), num_guesses=st.sampled_from([None, 1, 3, MOST_GUESSES]))
 def test_any_draft_changes_nothing(start, plain, seed, num_guesses):
     """One that is right, wrong or broken from token to token."""

@@ -130,7 +130,9 @@ def test_a_head_apart_changes_nothing(start, name):
 
 
 @pytest.mark.parametrize("name", ["gpt-oss", "knowing"])
-@pytest.mark.parametrize("config", [STATIC, PIECES], ids=["static", "pieces"])
+@pytest.mark.parametrize(
+    "config", [pytest.param(STATIC, id="static", marks=pytest.mark.slow), pytest.param(PIECES, id="pieces")]
+)
 def test_a_head_apart_changes_nothing_beside_steps_ahead(start, name, config):
     show_that_it_changes_nothing(start, name, config=config, **ON_A_GPU)
 
@@ -155,7 +157,9 @@ def test_a_handed_over_answer_is_the_same(start, name):
     assert accepted(decode)[0] > 0
 
 
-@pytest.mark.parametrize("options", [{"num_blocks": 16}, {"num_blocks": 16, "num_host_blocks": 100}])
+@pytest.mark.parametrize(
+    "options", [pytest.param({"num_blocks": 16}, marks=pytest.mark.slow), {"num_blocks": 16, "num_host_blocks": 100}]
+)
 def test_a_head_apart_changes_nothing_for_a_batch_that_is_preempted(start, options):
     run = start("knowing", 2, **options)
     prompts = [[5 + (i * (2 * k + 3)) % 300 for i in range(9 + 5 * k)] for k in range(11)]

@@ -68,7 +68,7 @@ FAMILIES: dict[str, tuple[tuple[Degrees, ...], dict[str, Any]]] = {
 """How each is split, and what differs from the family's small checkpoint; of experts there are 5, 7, 9, 12 and 5."""
 
 
-FIRST = ("llama", "mixtral", "deepseek-v3")
+FIRST = ("llama", "deepseek-v3")
 
 
 class Model(NamedTuple):

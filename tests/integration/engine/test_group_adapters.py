@@ -82,7 +82,7 @@ def answers(run: EngineRun, slots: list[int], roots: list[str] | None = None) ->
     return run.collect([item.sequence_id for item in made])
 
 
-@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("ahead", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize("name", SPLITS)
 def test_adapters_and_the_base_beside_each_other_give_the_tokens_of_the_merged_models(
     model: Model, name: str, *, ahead: bool

@@ -80,7 +80,6 @@ def launched_ahead(run: EngineRun) -> list[StepPlan]:
 KINDS: list[tuple[Degrees, bool, Backend]] = [
     (Degrees(2), False, "shm"),
     (Degrees(1, 2), True, "gloo"),
-    (Degrees(2, 2), True, "gloo"),
 ]
 MORE: list[tuple[Degrees, bool, Backend]] = [
     (degrees, own_pools, backend)

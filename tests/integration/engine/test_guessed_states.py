@@ -39,7 +39,9 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return folder
 
 
-@pytest.fixture(scope="module", params=[0, 1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.fixture(
+    scope="module", params=[pytest.param(0, marks=pytest.mark.slow), 1, pytest.param(2, marks=pytest.mark.slow)]
+)
 def way(request: pytest.FixtureRequest) -> dict[str, Any]:
     return WAYS[request.param]
 
@@ -68,7 +70,7 @@ def end(run: EngineRun) -> None:
     run.end()
 
 
-@pytest.mark.parametrize("num_guesses", [pytest.param(1, marks=pytest.mark.slow), 5, MOST_GUESSES])
+@pytest.mark.parametrize("num_guesses", [*(pytest.param(n, marks=pytest.mark.slow) for n in (1, 5)), MOST_GUESSES])
 def test_right_and_wrong_guesses_change_nothing(folder, way, expected, num_guesses):
     for drafter in drafters(PROMPTS, expected):
         run = run_with(folder, drafter, num_guesses)

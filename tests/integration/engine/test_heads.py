@@ -79,7 +79,7 @@ def plain(start: Callable[..., EngineRun], name: str, **options: Any) -> EngineR
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("num_guesses", [1, 4, MOST_GUESSES])
+@pytest.mark.parametrize("num_guesses", [*(pytest.param(n, marks=pytest.mark.slow) for n in (1, 4)), MOST_GUESSES])
 def test_a_head_that_knows_changes_nothing_and_is_right(start, family, num_guesses):
     run = start(family, num_guesses)
     assert_same(answers(run, WAYS), answers(plain(start, family), WAYS))
@@ -95,7 +95,9 @@ PIECES = RunnerConfig(max_num_seqs=16, static_decode=True, piecewise_tokens=20)
 
 
 @pytest.mark.parametrize("family", ["llama", "deepseek-v3"])
-@pytest.mark.parametrize("config", [STATIC, PIECES], ids=["static", "pieces"])
+@pytest.mark.parametrize(
+    "config", [pytest.param(STATIC, id="static", marks=pytest.mark.slow), pytest.param(PIECES, id="pieces")]
+)
 def test_a_head_that_knows_changes_nothing_beside_steps_ahead_and_is_right(start, family, config):
     expected = answers(plain(start, family), WAYS)
     for num_guesses in (1, 4):
@@ -157,8 +159,8 @@ def test_a_head_without_sense_changes_nothing(start):
 @pytest.mark.parametrize(
     "options",
     [
-        {"num_blocks": 16},
-        {"num_blocks": 16, "num_host_blocks": 100},
+        pytest.param({"num_blocks": 16}, marks=pytest.mark.slow),
+        pytest.param({"num_blocks": 16, "num_host_blocks": 100}, marks=pytest.mark.slow),
         {"num_blocks": 16, "num_host_blocks": 100, "config": PIECES, **ON_A_GPU},
     ],
 )

@@ -57,7 +57,16 @@ def test_every_way_through_the_engine_gives_the_tokens_of_transformers(tmp_path,
     assert found == dict.fromkeys(found, expected)
 
 
-@pytest.mark.parametrize("shape", [shape for shape in SHAPES if "one token" not in shape and "alone" not in shape])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        "a window smaller than a block",
+        *(
+            pytest.param(x, marks=pytest.mark.slow)
+            for x in ("first layers of another kind", "a window of whole blocks")
+        ),
+    ],
+)
 def test_preemption_changes_no_token(tmp_path, shape):
     """Of the shapes whose sequences grow into a full pool: the others hold too little."""
     folder = checkpoint(tmp_path / "model", shape)

@@ -81,7 +81,7 @@ def folder(request, tmp_path):
     return checkpoint(tmp_path / "model", request.param)
 
 
-@pytest.mark.parametrize("step", [24, 7])
+@pytest.mark.parametrize("step", [pytest.param(24, marks=pytest.mark.slow), 7])
 def test_every_way_through_the_engine_gives_the_tokens_of_transformers(folder, step):
     expected = transformers_greedy(folder, PROMPT)
     with EngineRun(folder, 64, step) as prefill, EngineRun(folder, 64, step) as decode:
@@ -171,7 +171,7 @@ def test_ranks_in_twos_and_in_fours_take_each_others_states(in_parts):
             assert hand_off(here, there, PROMPT, max_tokens=NUM_TOKENS) == expected
 
 
-@pytest.mark.parametrize("length", [1, 15, 16, 17, 32])
+@pytest.mark.parametrize("length", [1, 15, 16, *(pytest.param(n, marks=pytest.mark.slow) for n in (17, 32))])
 def test_prompts_about_a_block_give_the_tokens_of_transformers(tmp_path, length):
     folder = checkpoint(tmp_path / "model", VECTORS)
     prompt = PROMPT[:length]
@@ -194,9 +194,9 @@ def test_prompts_and_answers_of_a_batch_do_not_change_each_other(folder):
     ("shape", "num_host_blocks"),
     [
         pytest.param("every fourth layer attends", 0, marks=pytest.mark.slow),
-        ("every fourth layer attends", 400),
-        ("a decay for each channel", 0),
-        pytest.param("a decay for each channel", 400, marks=pytest.mark.slow),
+        pytest.param("every fourth layer attends", 400, marks=pytest.mark.slow),
+        pytest.param("a decay for each channel", 0, marks=pytest.mark.slow),
+        ("a decay for each channel", 400),
     ],
 )
 def test_preemption_changes_no_token(tmp_path, shape, num_host_blocks):

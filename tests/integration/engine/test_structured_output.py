@@ -130,7 +130,13 @@ def plain(start):
 
 
 @pytest.mark.parametrize(
-    ("static", "ahead", "num_blocks"), [(False, True, 400), (True, False, 12), (False, True, 12), (True, True, 12)]
+    ("static", "ahead", "num_blocks"),
+    [
+        pytest.param(False, True, 400, marks=pytest.mark.slow),
+        pytest.param(True, False, 12, marks=pytest.mark.slow),
+        (False, True, 12),
+        (True, True, 12),
+    ],
 )
 def test_every_way_to_run_steps_gives_the_same_answers(start, plain, static, ahead, num_blocks):
     """12 blocks: sequences are preempted in mid-answer, and computed again."""

@@ -98,7 +98,10 @@ def errors_of(mode: str, draw: int) -> tuple[list[float], list[float]]:
 
 @pytest.mark.parametrize(
     ("mode", "num_draws"),
-    [("collocated", 2), *(pytest.param(mode, 4, marks=pytest.mark.slow) for mode in ("disaggregated", "auto"))],
+    [
+        ("collocated", 1),
+        *(pytest.param(mode, 4, marks=pytest.mark.slow) for mode in ("collocated", "disaggregated", "auto")),
+    ],
 )
 def test_the_stretches_that_calibrate_predict_the_others(mode: str, num_draws: int) -> None:
     """A cluster whose steps take longer than its workers report, in busy stretches, and whose router takes time too.

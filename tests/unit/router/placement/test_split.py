@@ -17,6 +17,7 @@ from services.router.placement.split import GAIN, INTERVAL_S, SETTLED_S, WORTH, 
 from services.router.placement.views import Work
 from shared.kv.groups import KVGroups
 from shared.sizing.step_time import StepTimes
+from tests.examples import examples
 from tests.unit.router.placement.builders import view
 
 FAST = StepTimes(0.5e-3, 6e-3, 27e-6, 0.0, 50e-9, 1e-9, overlap=0.0)
@@ -304,6 +305,7 @@ def test_a_prompt_takes_the_place_of_answers_where_sequences_bound_them_and_of_n
     assert headroom.delayed_by_one(many, mix) == 0.0
 
 
+@examples(40)
 @given(st.integers(50, 6000), st.integers(2, 1500), st.floats(1.0, 400.0), st.integers(1, 256))
 def test_prompts_take_the_place_of_answers_on_workers_that_decode_in_a_split_alone(prompt, output, rate, max_num_seqs):
     views = fleet(4, max_num_seqs=max_num_seqs)

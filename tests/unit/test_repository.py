@@ -50,34 +50,32 @@ def file_of(module: str) -> PurePosixPath | None:
     return PurePosixPath(*parts[:-1]) / "__init__.py"
 
 
-@pytest.fixture(scope="module")
-def imports() -> list[tuple[PurePosixPath, PurePosixPath]]:
+def imports() -> Iterator[tuple[PurePosixPath, PurePosixPath]]:
     """(importing file, imported file), without the `__main__.py` of services, which put a process together."""
-    found = []
     for top in TOPS:
         for path in (ROOT / top).rglob("*.py"):
             own = PurePosixPath(path.relative_to(ROOT).as_posix())
             if not own.is_relative_to(GENERATED) and own.name != "__main__.py":
-                found += [(own, file) for module in imported_modules(path) if (file := file_of(module)) is not None]
-    assert len(found) > 1000
+                yield from ((own, file) for module in imported_modules(path) if (file := file_of(module)) is not None)
+
+
+@pytest.fixture(scope="module")
+def neighbours() -> Mapping[str, Mapping[str, set[str]]]:
+    """By folder: which of its own entries, files or folders, each entry of the folder imports."""
+    found: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for own, other in imports():
+        if own != other and not other.is_relative_to(GENERATED):
+            depth = next(i for i, pair in enumerate(zip(own.parts, other.parts, strict=False)) if pair[0] != pair[1])
+            if "__init__.py" not in (own.parts[depth], other.parts[depth]):
+                found["/".join(own.parts[:depth]) or "."][own.parts[depth]].add(other.parts[depth])
+    assert len(found) > 80
     return found
 
 
-def neighbours(folder: str, imports: list[tuple[PurePosixPath, PurePosixPath]]) -> Mapping[str, set[str]]:
-    """Which of its own entries, files or folders, each entry of the folder imports."""
-    depth, graph = len(PurePosixPath(folder).parts), defaultdict[str, set[str]](set)
-    for own, other in imports:
-        if own.is_relative_to(folder) and other.is_relative_to(folder) and not other.is_relative_to(GENERATED):
-            pair = own.parts[depth], other.parts[depth]
-            if "__init__.py" not in pair and pair[0] != pair[1]:
-                graph[pair[0]].add(pair[1])
-    return graph
-
-
 @pytest.mark.parametrize("folder", [".", *FOLDERS])
-def test_no_circle_between_neighbours(folder: str, imports: list[tuple[PurePosixPath, PurePosixPath]]) -> None:
+def test_no_circle_between_neighbours(folder: str, neighbours: Mapping[str, Mapping[str, set[str]]]) -> None:
     try:
-        TopologicalSorter(neighbours(folder, imports)).prepare()
+        TopologicalSorter(neighbours.get(folder, {})).prepare()
     except CycleError as error:
         pytest.fail(f"in {folder}, each is imported by the next: {' -> '.join(error.args[1])}")
 

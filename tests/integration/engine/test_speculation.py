@@ -142,9 +142,8 @@ AHEAD = {"ahead": True, "config": RunnerConfig(max_num_seqs=16, static_decode=Tr
     "options",
     [
         {},
-        {"num_blocks": 24},
+        *(pytest.param(x, marks=pytest.mark.slow) for x in ({"num_blocks": 24}, AHEAD)),
         {"num_blocks": 24, "num_host_blocks": 100},
-        AHEAD,
         {**AHEAD, "num_blocks": 24, "num_host_blocks": 100},
     ],
 )

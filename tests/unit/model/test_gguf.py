@@ -345,7 +345,7 @@ def test_damaged_headers_raise_nothing_untyped(tmp_path, source):
     chooser, path = random.Random(0), tmp_path / "damaged.gguf"
     head = whole[: whole.index(b"blk.0") + 400]
     refused = 0
-    for _ in range(1000):
+    for _ in range(300):
         raw = bytearray(whole[: chooser.choice([len(whole), len(whole), chooser.randrange(len(whole))])])
         for _ in range(chooser.choice([0, 1, 1, 4])):
             place = chooser.randrange(min(len(raw), len(head)) or 1)
@@ -356,7 +356,7 @@ def test_damaged_headers_raise_nothing_untyped(tmp_path, source):
             read_gguf(path)
         except ModelLoadError:
             refused += 1
-    assert 100 < refused < 1000
+    assert 30 < refused < 300
 
 
 def test_no_more_of_a_file_than_its_header_is_read(tmp_path, source):

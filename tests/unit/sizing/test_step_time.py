@@ -276,18 +276,18 @@ def test_what_is_kept_and_how_often_it_is_fitted_is_bounded(monkeypatch):
     whole = fit._fit
     monkeypatch.setattr(fit, "_fit", lambda: (fits.append(fit.num_steps), whole()))
     rng = Random(9)
-    for _ in range(3000):
+    for _ in range(1500):
         tokens = 1 << rng.randint(0, 12)
         before = 1 << rng.randint(0, 14)
         work = StepWork(1 << rng.randint(0, 7), 1 << rng.randint(4, 18), tokens, chunk_pairs(tokens, before), 1)
         fit.observe(work, TRUTH.step_s(work))
         assert fit.times is not None or fit.num_steps < MIN_STEPS
     assert len(fit._kinds) == MAX_KINDS
-    assert len(fits) <= 3000 / FEWEST_BETWEEN_FITS
+    assert len(fits) <= 1500 / FEWEST_BETWEEN_FITS
     fits.clear()
-    for _ in range(1000):
+    for _ in range(500):
         assert learnt([(StepWork(8, 4096), 0.01)], fit).times is not None
-    assert len(fits) <= 2 + 1000 / MOST_BETWEEN_FITS
+    assert len(fits) <= 2 + 500 / MOST_BETWEEN_FITS
 
 
 TIMES = {"fixed_s": 1e-3, "read_s": 2e-3, "token_s": 1e-5, "sequence_s": 0.0, "kv_s": 1e-8, "attention_s": 1e-9}

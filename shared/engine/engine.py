@@ -172,18 +172,20 @@ class Engine:
         if block:
             self._busy_since = None
         self.steps.num_turns += 1
+        has_handled = False
         while True:
             self.steps.waiting = block
             try:
                 command = self._commands.get(block=block)
             except queue.Empty:
+                if has_handled:
+                    self._report_pool()
                 return True
             self.steps.waiting = False
             if command is None:
                 return False
             self._handle(command)
-            self._report_pool()
-            block = False
+            has_handled, block = True, False
 
     def _step(self) -> None:
         if failpoints.armed:

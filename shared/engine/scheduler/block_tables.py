@@ -18,6 +18,7 @@ class BlockTables:
 
     def __init__(self, pool: BlockPool) -> None:
         self._pool = pool
+        self._places = 1  # of a table, for each block of tokens
 
     def hashes(self, sequence: EngineSequence) -> list[bytes]:
         """Hashes of a sequence's full blocks."""
@@ -56,15 +57,25 @@ class BlockTables:
         return len(found) * block_size
 
     def tokens_before_found(self, sequence: EngineSequence, max_tokens: int) -> int:
-        """Tokens to compute before the first block of the prompt that lies in the pool already; at least 1, and all
-        where none does. Looks no further than `max_tokens`."""
+        """Tokens to compute before the first block of the prompt that lies in the pool already; all where none does,
+        and 0 where the next one does, which `take_found` takes once the step in flight has ended. Looks no further than
+        `max_tokens`."""
         block_size = self._pool.block_size
         start = sequence.num_planned_tokens
         end = min(start + max_tokens, sequence.num_prompt_tokens - 1)
-        for index in range(start // block_size + 1, end // block_size):
-            if self._pool.match([sequence.block_hashes[index]]):
+        for index in range(self._first_to_find(sequence), end // block_size):
+            if self._pool.find(sequence.block_hashes[index]) is not None:
                 return index * block_size - start
         return sequence.num_tokens
+
+    def _first_to_find(self, sequence: EngineSequence) -> int:
+        """The first block behind the planned tokens that could be taken from the pool; behind all where the sequence
+        has blocks for more than these tokens already. What is there without a step in flight was looked for."""
+        block_size, start = self._pool.block_size, sequence.num_planned_tokens
+        first = -(-start // block_size)
+        if len(sequence.block_ids) > first * self._places:
+            return sequence.num_tokens
+        return first if sequence.num_in_flight_tokens else start // block_size + 1
 
     def grow(self, sequence: EngineSequence, count: int) -> bool:
         """Blocks for `count` more computed tokens; False where the pool has too few."""
@@ -146,6 +157,7 @@ class GroupedTables(BlockTables):
     def __init__(self, pool: BlockPool, groups: KVGroups, step_tokens: int) -> None:
         """`step_tokens`: the most that a step computes."""
         super().__init__(pool)
+        self._places = groups.size
         self._groups = groups
         self._step_tokens = step_tokens
 
@@ -211,7 +223,7 @@ class GroupedTables(BlockTables):
         has, block_size = self._has(hashes), groups.block_size
         start = sequence.num_planned_tokens
         last = sequence.num_prompt_tokens - 1
-        for block in range(start // block_size + 1, min(start + max_tokens, last) // block_size):
+        for block in range(self._first_to_find(sequence), min(start + max_tokens, last) // block_size):
             if has(block * groups.size):
                 can_go_on = groups.longest(has, last // block_size, block) > block
                 return block * block_size - start if can_go_on else sequence.num_tokens

@@ -165,8 +165,10 @@ class StepPlanner:
             if sequence.status is Status.WAITING:
                 if not may_start or self._unsent.is_full(sequence.receiver):
                     continue
-                may_start = self._lifecycle.start(sequence)  # none behind one that waits for blocks starts before it
-                if not may_start:
+                has_started = self._lifecycle.start(sequence)
+                # None behind one that waits for blocks starts before it; one that failed waits for nothing.
+                may_start = has_started or _has_failed(sequence)
+                if not has_started:
                     continue
             self._lifecycle.skip_cached(sequence)
             count = min(budget, self._in_a_chunk(sequence), self._tables.tokens_before_found(sequence, budget))
@@ -276,3 +278,7 @@ class StepPlanner:
             if victim is sequence:
                 return False
         return True
+
+
+def _has_failed(sequence: EngineSequence) -> bool:
+    return sequence.status is Status.FINISHED

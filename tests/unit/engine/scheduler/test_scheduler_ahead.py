@@ -242,3 +242,51 @@ def test_nothing_is_planned_behind_guesses_whose_fate_is_open() -> None:
     assert s.schedule().is_empty
     s.apply(second, result(second, 3, 9, 9))  # the second guess is wrong
     assert shape(s.schedule()) == [("a", 14, (9,), None), ("b", 0, (6, 7), None)]
+
+
+def steps_until_all_end(s: Scheduler, *, ahead: int) -> list[list[tuple[str, int]]]:
+    """The sequences and numbers of tokens of each step."""
+    flying, steps = deque[StepPlan](), []
+    while s.has_work or flying:
+        plan = s.schedule()
+        if not plan.is_empty:
+            steps.append([(item.sequence_id, len(item.token_ids)) for item in plan.sequences])
+            flying.append(plan)
+        if flying and (plan.is_empty or len(flying) > ahead):
+            s.apply(flying[0], result(flying.popleft()))
+    s.check_integrity()
+    return steps
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_of_equal_prompts_at_once_the_second_takes_what_the_first_has_computed(ahead):
+    s = scheduler(num_blocks=64, max_num_batched_tokens=8)
+    prompt = list(range(2, 100))  # 24 blocks of 4 and 2 tokens
+    s.add(sequence("a", prompt, max_tokens=1))
+    s.add(sequence("b", prompt, max_tokens=1))
+    steps = steps_until_all_end(s, ahead=ahead)
+    counts = [count for step in steps for name, count in step if name == "b"]
+    assert sum(counts) <= 8 + 2 + 4 * ahead
+    assert len(counts) <= 3 + ahead
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_a_run_of_blocks_that_arrives_is_passed_at_once(ahead):
+    s = scheduler(num_blocks=64, max_num_batched_tokens=8)
+    prompt = list(range(2, 100))
+    s.add(sequence("a", prompt, max_tokens=1))
+    first = s.schedule()
+    running = s.sequences.get("a")
+    arrived = s.pool.allocate(20)
+    for block_id, block_hash in zip(arrived, running.block_hashes[4:24], strict=True):
+        s.pool.seal(block_id, block_hash)
+    s.pool.release(arrived)
+    if not ahead:
+        s.apply(first, result(first))
+    second = s.schedule()
+    assert shape(second) == [("a", 8, tuple(prompt[8:16]), None)]
+    if ahead:
+        s.apply(first, result(first))
+        assert s.schedule().is_empty
+    s.apply(second, result(second))
+    assert shape(s.schedule()) == [("a", 96, tuple(prompt[96:]), None)]

@@ -78,10 +78,10 @@ class WorkerSettings(
     block_size: BlockSize = 16
     """Tokens in a block."""
     max_num_seqs: int = Field(default=0, ge=0, le=4096)
-    """Most sequences that hold blocks at once. 0 = 256 on a GPU, 64 otherwise."""
+    """Most sequences that hold blocks at once, at most `max_num_batched_tokens`. 0 = 256 on a GPU, 64 otherwise."""
     max_num_batched_tokens: int = Field(default=0, ge=0, le=65536)
     """Most tokens in one step, so also the size of a prompt's chunks: at least 16. 0 = 2048 for a prefill worker on a
-    GPU, 512 otherwise: a chunk's blocks are sent while the next one is computed."""
+    GPU, 512 otherwise, and never less than `max_num_seqs`: a chunk's blocks are sent while the next one is computed."""
     output_length_quantile: float = Field(default=0.75, ge=0, le=1)
     """A request starts only with free blocks beyond those that running answers are expected to need. Each is expected
     to become as long as this quantile of finished answers, at most its max_tokens. 0 = one block is kept for each."""
@@ -145,13 +145,21 @@ class WorkerSettings(
 
     def for_roles(self, roles: Roles) -> Self:
         """The same settings, with the defaults that depend on the roles filled in, and no draft model where nothing
-        would ask it."""
+        would ask it. Raises ConfigError (`max_num_seqs`) where a step has no token for each of the sequences."""
         # Chunks delay the tokens of running answers; a worker that only prefills has none.
         chunk = GPU_PREFILL_CHUNK if self.is_on_gpu and WorkerRole.DECODE not in roles else CHUNK
-        num_seqs = GPU_SEQUENCES if self.is_on_gpu else SEQUENCES
+        num_tokens = self.max_num_batched_tokens or max(chunk, self.max_num_seqs)
+        num_seqs = self.max_num_seqs or min(num_tokens, GPU_SEQUENCES if self.is_on_gpu else SEQUENCES)
+        if num_seqs > num_tokens:
+            raise ConfigError(
+                f"max_num_seqs is {num_seqs}, and max_num_batched_tokens {num_tokens}: too few for a token of each",
+                field="max_num_seqs",
+                limit=num_tokens,
+                value=num_seqs,
+            )
         filled = {
-            "max_num_batched_tokens": self.max_num_batched_tokens or chunk,
-            "max_num_seqs": self.max_num_seqs or num_seqs,
+            "max_num_batched_tokens": num_tokens,
+            "max_num_seqs": num_seqs,
             "draft": self.draft if self.head_folder or (WorkerRole.DECODE in roles and self.may_draft) else "",
         }
         return self.model_copy(update=filled)

@@ -236,6 +236,19 @@ def test_a_gpu_decodes_more_sequences_at_once() -> None:
         assert settings(*flags).for_roles(DECODE).max_num_seqs == expected
 
 
+def test_a_step_has_a_token_for_each_sequence() -> None:
+    def both(*flags: str) -> tuple[int, int]:
+        filled = settings(*flags).for_roles(DECODE)
+        return filled.max_num_seqs, filled.max_num_batched_tokens
+
+    assert both("--max-num-seqs", "1024") == (1024, 1024)
+    assert both("--max-num-batched-tokens", "16") == (16, 16)
+    assert both("--max-num-seqs", "16", "--max-num-batched-tokens", "16") == (16, 16)
+    with pytest.raises(ConfigError) as caught:
+        both("--max-num-seqs", "17", "--max-num-batched-tokens", "16")
+    assert (caught.value.field, caught.value.details["limit"]) == ("max_num_seqs", 16)
+
+
 @pytest.mark.parametrize(
     ("flags", "backend"),
     [

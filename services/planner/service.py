@@ -12,10 +12,9 @@ from collections.abc import Mapping
 
 from services.planner.cluster.calls import ClusterCalls, Conflict, cluster_calls
 from services.planner.cluster.lease import Leadership
-from services.planner.cluster.pods import Pod
 from services.planner.executor import Executor, LeadershipLost, by_name
 from services.planner.figures.observer import Observer, Reading
-from services.planner.figures.sources import RouterFigures, Sources, unless
+from services.planner.figures.sources import Sources, unless
 from services.planner.metrics import METRICS, PlannerState
 from services.planner.policy import budget
 from services.planner.policy.budget import Pair
@@ -24,7 +23,7 @@ from services.planner.policy.elastic import ElasticPlanner
 from services.planner.policy.observation import Observation
 from services.planner.policy.planner import Decision, Planner
 from services.planner.settings import PlannerSettings
-from shared.errors import TandemError
+from shared.errors import Internal, TandemError
 from shared.kubernetes.access import ClusterAccess
 from shared.tasks import end_task
 from shared.telemetry.metrics import Metrics
@@ -122,6 +121,9 @@ class PlannerService:
                 self._failed(error)
             except Conflict as error:
                 logger.info("another client changed an object meanwhile: %s", error)
+            except Exception as error:  # its lease goes on: no other planner would take over
+                logger.exception("a bug stopped a look at the cluster")
+                self._failed(Internal(f"{type(error).__name__}: {error}"))
             await asyncio.sleep(max(0.0, settings.interval_s - (time.monotonic() - began_s)))
 
     async def _tick(
@@ -152,7 +154,7 @@ class PlannerService:
         pods, *replicas = await asyncio.gather(
             calls.pods(), self._replicas(calls, prefill), self._replicas(calls, decode)
         )
-        routers = await unless(lambda: self._routers(pods), self._failed)
+        routers = await unless(lambda: self._sources.routers(pods), self._failed)
         serving = [pod for pod in pods if pod.component == "worker" and prefill and pod.pool == prefill and pod.ready]
         pages = await unless(lambda: self._sources.pages(serving), self._failed)
         return Reading(time.monotonic(), time.time(), pods, replicas[0], replicas[1], routers, pages)
@@ -161,9 +163,6 @@ class PlannerService:
     async def _replicas(calls: ClusterCalls, pool: str) -> int:
         """The replicas of a pool; 0 without a name."""
         return await calls.replicas(pool) if pool else 0
-
-    async def _routers(self, pods: list[Pod]) -> list[RouterFigures]:
-        return await self._sources.routers(pods)
 
     async def _announce(self, calls: ClusterCalls, decision: Decision) -> None:
         """A log line and an Event on each Deployment that is to change; in a dry run the log line alone."""

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from services.kvstore.index.holder_table import VERSION_KEY, HolderTable, holder_ids
+from services.kvstore.index.holder_table import HOLDER_ID_BYTES, VERSION_KEY, HolderTable, holder_ids
 from services.kvstore.index.redis_index import TABLE_SLOT, Buckets, read_table
 from services.kvstore.index.scripts import EXPIRE, REMOVE, TABLE_KEYS
 from services.kvstore.resp.client import RedisClient, replies_of
@@ -50,7 +50,7 @@ class Sweeper:
         """A holder that is silent for `lease_s` seconds is forgotten."""
         self.counters = SweepCounters()
         self._redis = redis
-        self._buckets = Buckets.cluster() if redis.is_cluster else Buckets.single()
+        self._buckets = Buckets.of(redis)
         self._interval_s = interval_s
         self._lease_s = lease_s
         self._clock = clock
@@ -126,7 +126,8 @@ class Sweeper:
         they write records. So an id that is not in the table is dead, not newer than the table."""
         read = self._buckets.read(hashes, VERSION_KEY)
         _, values = read.collect(await self._redis.call(*read.commands))
-        ids = {holder_id for value in set(values) if value for holder_id in holder_ids(value)}
+        whole = {value for value in values if value and len(value) % HOLDER_ID_BYTES == 0}  # of others reads tell
+        ids = {holder_id for value in whole for holder_id in holder_ids(value)}
         if ids <= table.live.keys():
             return 0
         now = await read_table(self._redis)
@@ -150,4 +151,6 @@ class Sweeper:
                 self._answering_since = None  # the store's health already reports it
             except TandemError as error:
                 logger.error("the sweep of dead holders failed: %s", error)
+            except Exception:
+                logger.exception("a bug stopped a sweep of dead holders")
             await asyncio.sleep(self._interval_s)

@@ -363,6 +363,9 @@ class UcxTransfer:
             self._forget(address, "the peer is gone")
             peer = None
         if peer is None:
+            # Those that left may have no successor at their address: nobody would ask for them again.
+            for other in [other for other, known in self._peers.items() if not known.alive]:
+                self._forget(other, "the peer is gone")
             place = PeerAddress.decode(address, self._fleet_key)
             peer = Peer(self._worker, place, place.host == self._host_id, lambda: self.drop_peer(address))
             peer.connect()

@@ -92,6 +92,14 @@ async def test_a_sweep_prunes_the_dead_and_only_them(index: RedisIndex, client: 
         await index.publish(worker("w", 1), Tier.DEVICE, b"".join(alone))
 
 
+async def test_a_sweep_passes_over_a_damaged_value(index: RedisIndex, client: RedisClient, admin: Redis) -> None:
+    blocks, [damaged] = hashes(5), hashes(1, seed="damaged")
+    await index.publish(worker("w", 1), Tier.DEVICE, b"".join(blocks))
+    await index.publish(worker("w", 2), Tier.DEVICE, blocks[0])
+    await admin.set(b"b:" + damaged, b"abc")
+    assert await Sweeper(client, interval_s=60, lease_s=60).sweep() == 5
+
+
 async def test_a_sweep_does_not_touch_an_index_that_was_emptied_meanwhile(
     index: RedisIndex, valkey_url: str, admin: Redis
 ) -> None:

@@ -75,7 +75,7 @@ class ChildProcess:
         self._ready = asyncio.get_running_loop().create_future()
         with self.log_path.open("ab") as log:
             self._process = await create_subprocess_exec(
-                *command_dying_with_parent(list(self.command), signal.SIGKILL),
+                *command_dying_with_parent(list(self.command)),
                 stdin=PIPE if self._takes_requests else DEVNULL,
                 stdout=PIPE,
                 stderr=log,

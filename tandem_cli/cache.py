@@ -10,15 +10,13 @@ from typing import Annotated, TypeVar
 
 import grpc.aio
 import typer
-from google.protobuf.json_format import MessageToJson
-from google.protobuf.message import Message
 
 from shared.errors import InvalidRequest
 from shared.rpc.pb.tandem.v1 import cache_pb2, cache_pb2_grpc
 from shared.sizes import size
 from tandem import AsyncTandemClient
 from tandem_cli.cache_view import show
-from tandem_cli.console import console_of
+from tandem_cli.console import console_of, json_of
 from tandem_cli.dataclass_options import spread
 from tandem_cli.failures import EXIT_FAILED
 from tandem_cli.generate import parse_token_ids
@@ -46,7 +44,7 @@ def stats(as_json: AsJson = False, connection: Connection = LOCAL) -> None:
     """Show the index, each store node's tiers, tenants and pins."""
     given = _call(connection, lambda client: client.stats())
     if as_json:
-        _print_json(given)
+        print(json_of(given))
     else:
         show(console_of(_PIPED_WIDTH), given)
 
@@ -70,7 +68,7 @@ def flush(
         raise typer.Exit(EXIT_FAILED)
     done = _call(connection, lambda client: client.flush(tenant))
     if as_json:
-        _print_json(done)
+        print(json_of(done))
     else:
         for node in (*done.nodes, *done.workers):
             dropped = f"{node.flushed.num_blocks} blocks, {size(node.flushed.num_bytes)} dropped"
@@ -115,7 +113,7 @@ def pin(
         request.chat.messages.add(role="user", content=text)
     done = _call(connection, lambda client: client.pin(request))
     if as_json:
-        _print_json(done)
+        print(json_of(done))
     else:
         held = sum(node.pin.num_held for node in done.nodes)
         print(
@@ -134,7 +132,7 @@ def unpin(
     """End a pin; its blocks stay until they are evicted."""
     done = _call(connection, lambda client: client.unpin(name))
     if as_json:
-        _print_json(done)
+        print(json_of(done))
     else:
         print(f"unpinned {name!r}: {sum(node.pin.num_blocks for node in done.nodes)} blocks may be evicted")
         _print_failures(done.nodes)
@@ -165,10 +163,6 @@ def _read(prefix: str) -> str:
 def _name_of(text: str) -> str:
     words = " ".join(text.split())
     return words[:_NAME_LEN].rstrip() or "prefix"
-
-
-def _print_json(message: Message) -> None:
-    print(MessageToJson(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True))
 
 
 def _print_failures(nodes: Sequence[cache_pb2.PinnedNode]) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Iterable, Sequence
 
+from google.protobuf.json_format import MessageToJson
+from google.protobuf.message import Message
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -37,6 +39,11 @@ def table_of(
     for row in rows:
         table.add_row(*row)
     return table
+
+
+def json_of(message: Message) -> str:
+    """With the names of the protocol's fields; those that were not set are there too."""
+    return MessageToJson(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
 
 
 def share(part: int, whole: int) -> str:

@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from typing import Annotated
 
 import typer
-from google.protobuf.json_format import MessageToJson
 from rich.table import Table
 
 from shared.rpc.pb.tandem.v1 import inference_pb2
 from tandem import AsyncTandemClient, NotFound
-from tandem_cli.console import console_of, table_of
+from tandem_cli.console import console_of, json_of, table_of
 from tandem_cli.options import LOCAL, Connection
 
 _PIPED_WIDTH = 200
@@ -48,7 +47,7 @@ def explain(
     """Show the candidates and scores of a request's placement."""
     found = asyncio.run(explanation_of(connection.open(AsyncTandemClient), request_id))
     if as_json:
-        print(MessageToJson(found, preserving_proto_field_name=True, always_print_fields_with_no_presence=True))
+        print(json_of(found))
         return
     console = console_of(_PIPED_WIDTH)
     for decision in found.attempts:

@@ -6,14 +6,13 @@ import asyncio
 from typing import Annotated
 
 import typer
-from google.protobuf.json_format import MessageToJson
 from rich.table import Table
 
 from shared.rpc.convert import role_from_proto, worker_roles
 from shared.rpc.pb.tandem.v1 import inference_pb2, types_pb2
 from shared.sizes import size
 from tandem import AsyncTandemClient
-from tandem_cli.console import console_of, share, table_of
+from tandem_cli.console import console_of, json_of, share, table_of
 from tandem_cli.options import LOCAL, Connection
 
 _PIPED_WIDTH = 200
@@ -27,7 +26,7 @@ def status(
     """Show workers, free blocks, queue and prefix hits."""
     cluster = asyncio.run(_ask(connection.open(AsyncTandemClient)))
     if as_json:
-        print(MessageToJson(cluster, preserving_proto_field_name=True, always_print_fields_with_no_presence=True))
+        print(json_of(cluster))
         return
     console = console_of(_PIPED_WIDTH)
     for line in summary_lines(cluster):

@@ -176,7 +176,7 @@ def _become(request: Mapping, descriptors: list[int]) -> None:
     parent, status = os.getppid(), 1
     try:
         os.setsid()
-        die_with_parent(parent, signal.SIGKILL)
+        die_with_parent(parent)
         for number, descriptor in enumerate(descriptors[:3]):
             os.dup2(descriptor, number)
         os.closerange(3, max(descriptors) + 1)

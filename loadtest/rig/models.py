@@ -183,6 +183,11 @@ def checkpoint(name: str) -> Path:
     return folder
 
 
+def model_folder(name: str) -> Path:
+    """The folder of a model of SHAPES, see `checkpoint`, or the folder of that name."""
+    return checkpoint(name) if name in SHAPES else Path(name)
+
+
 def write_model(folder: Path, shape: Shape, tokenizer_of: Path, *, max_len: int = 8192, device: str = "cpu") -> Path:
     """Makes the folder of a model that can be served, unless it exists, and returns it. Its vocabulary is that of the
     model `tokenizer_of`. `max_len`: its longest sequence, tokens; `device`: as for `write_random_checkpoint`. Raises

@@ -16,14 +16,11 @@ from loadtest.simulator.fleet import WorkerSpec, World
 from loadtest.simulator.reports import Reports
 from loadtest.simulator.request import SimRequest
 from shared.engine.messages import NewToken, StepOutput
-from shared.engine.scheduler.config import SchedulerConfig
+from shared.engine.scheduler.config import MAX_UNSENT_SHARE, SchedulerConfig
 from shared.engine.sequence import EngineSequence, Goal
 from shared.errors import Overloaded
 from shared.identity import BOTH, Roles
 from shared.kv.pool import BlockPool, OutgoingBlock, PoolEvents
-
-MAX_UNSENT_SHARE = 0.5
-"""As `services/worker/engine_parts.py` has it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,7 +95,7 @@ class DecodeRole:
         )
         try:
             sequence = self._worker.build_sequence(sequence_id, reserve, Goal.COMPLETION)
-            item.adapter = self._worker.hold_adapter(reserve)
+            item.adapter = self._worker.router_adapters.hold(reserve.adapter)
         except TandemError as error:
             self._send_failed(item, error)
             return

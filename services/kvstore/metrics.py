@@ -86,8 +86,8 @@ def _tier(metric: Metric, read: Callable[[BlockTier], float]) -> Observed[StoreN
 
 
 NODE_METRICS: tuple[Observed[StoreNode], ...] = (
-    _tier(gauge("tandem_store_used_bytes", "Bytes of the blocks held.", "tier"), lambda tier: tier.used_bytes),
-    _tier(gauge("tandem_store_budget_bytes", "Most bytes of blocks.", "tier"), lambda tier: tier.budget_bytes),
+    _tier(gauge("tandem_store_used_bytes", "Bytes of the blocks held.", "tier"), lambda tier: tier.blocks.used_bytes),
+    _tier(gauge("tandem_store_budget_bytes", "Most bytes of blocks.", "tier"), lambda tier: tier.blocks.budget_bytes),
     _tier(
         gauge("tandem_store_pinned_bytes", "Bytes of the pinned blocks, held or not.", "tier"),
         lambda tier: tier.blocks.pins.used_bytes,

@@ -33,7 +33,7 @@ from shared.identity import WorkerIdentity, WorkerRole
 from shared.kernels.cpu.multilinear import fastest_sum
 from shared.kv.fleet_key import FleetKey, token_of
 from shared.kv.ucx import UcxTransfer
-from shared.kv_index.holders import EventStamp, Tier, join_hashes
+from shared.kv_index.holders import UNSTAMPED, EventStamp, Tier, join_hashes
 from shared.kv_index.publisher import IndexPublisher
 from shared.records.records import Bounds
 from shared.rpc.fleet_identity import FleetGuard
@@ -45,7 +45,6 @@ from shared.telemetry.tracing.tracer import Tracer
 
 logger = logging.getLogger(__name__)
 
-_UNSTAMPED = EventStamp(sequence=0, acknowledged=0)
 PROBE_INTERVAL_S = 0.5
 """Between two probes of Redis. Seconds."""
 SWEEP_INTERVAL_S = 5.0
@@ -61,13 +60,13 @@ class LocalIndexWriter:
         self._availability = availability
 
     async def publish(
-        self, worker: WorkerIdentity, hashes: Sequence[bytes], tier: Tier = Tier.HOST, stamp: EventStamp = _UNSTAMPED
+        self, worker: WorkerIdentity, hashes: Sequence[bytes], tier: Tier = Tier.HOST, stamp: EventStamp = UNSTAMPED
     ) -> bool:
         """See IndexWriter."""
         return await self._change(self._index.publish, worker, hashes, tier, stamp)
 
     async def remove(
-        self, worker: WorkerIdentity, hashes: Sequence[bytes], tier: Tier = Tier.HOST, stamp: EventStamp = _UNSTAMPED
+        self, worker: WorkerIdentity, hashes: Sequence[bytes], tier: Tier = Tier.HOST, stamp: EventStamp = UNSTAMPED
     ) -> bool:
         """See IndexWriter."""
         return await self._change(self._index.remove, worker, hashes, tier, stamp)
@@ -82,12 +81,9 @@ class LocalIndexWriter:
     ) -> bool:
         self._availability.require()
         try:
-            await call(worker, tier, join_hashes(hashes), stamp)
+            await self._availability.watched(call(worker, tier, join_hashes(hashes), stamp))
         except ResyncNeeded:
             return False
-        except StoreUnavailable:
-            self._availability.suspect()
-            raise
         return True
 
 

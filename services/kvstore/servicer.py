@@ -15,11 +15,11 @@ import grpc.aio
 from services.kvstore.availability import Availability
 from services.kvstore.index.block_index import BlockIndex, IndexStats, ResyncNeeded
 from services.kvstore.requests import publisher_of, remover_of, stamp_of, tier_of
-from shared.errors import StoreUnavailable, TandemError
+from shared.errors import TandemError
 from shared.identity import WorkerIdentity
 from shared.kv.hashing import HASH_BYTES
 from shared.kv_index.client import match_to_proto
-from shared.kv_index.holders import EventStamp, PrefixMatch, Tier, hashes_of
+from shared.kv_index.holders import UNSTAMPED, EventStamp, PrefixMatch, Tier, hashes_of
 from shared.rpc.errors import STREAM_OVER, answer, to_proto
 from shared.rpc.pb.tandem.v1 import kvstore_pb2, kvstore_pb2_grpc
 from shared.tasks import end_task
@@ -32,7 +32,6 @@ Context = grpc.aio.ServicerContext[Any, Any]
 Match = Callable[[kvstore_pb2.MatchCall], Awaitable[kvstore_pb2.MatchResponse]]
 SERVICE_NAME = "tandem.v1.KVStoreService"
 T = TypeVar("T")
-_UNSTAMPED = EventStamp(sequence=0, acknowledged=0)
 
 
 class MatchStreams:
@@ -161,7 +160,7 @@ class CountedIndex:
         self.counters.num_hit_blocks += sum(map(bool, match.blocks))
         return match
 
-    async def publish(self, worker: WorkerIdentity, tier: Tier, hashes: bytes, stamp: EventStamp = _UNSTAMPED) -> int:
+    async def publish(self, worker: WorkerIdentity, tier: Tier, hashes: bytes, stamp: EventStamp = UNSTAMPED) -> int:
         """See BlockIndex."""
         try:
             num_blocks = await self._index.publish(worker, tier, hashes, stamp)
@@ -171,7 +170,7 @@ class CountedIndex:
         self.counters.num_published_blocks += num_blocks
         return num_blocks
 
-    async def remove(self, worker: WorkerIdentity, tier: Tier, hashes: bytes, stamp: EventStamp = _UNSTAMPED) -> int:
+    async def remove(self, worker: WorkerIdentity, tier: Tier, hashes: bytes, stamp: EventStamp = UNSTAMPED) -> int:
         """See BlockIndex."""
         try:
             num_blocks = await self._index.remove(worker, tier, hashes, stamp)
@@ -254,11 +253,7 @@ class KVStoreServicer(kvstore_pb2_grpc.KVStoreServiceServicer):
         return match_to_proto(await self._index.match(hashes, scattered=request.scattered))
 
     async def _streamed_match(self, call: kvstore_pb2.MatchCall) -> kvstore_pb2.MatchResponse:
-        try:
-            return await self._match(call.request)
-        except StoreUnavailable:
-            self._availability.suspect()
-            raise
+        return await self._availability.watched(self._match(call.request))
 
     async def _publish(self, request: kvstore_pb2.PublishRequest) -> kvstore_pb2.PublishResponse:
         worker, tier, hashes, stamp = publisher_of(request), tier_of(request), hashes_of(request), stamp_of(request)

@@ -89,9 +89,7 @@ class StoreNode:
                 self._disk = SharedDiskTier(config.disk_folder, config.shared_as, *bounds)
             else:
                 self._disk = DiskTier(config.disk_folder, *bounds)
-        self._tiers = TierStack([], self._disk.folder if self._disk is not None else None)
-        if self._disk is not None:
-            self._tiers.tiers.append(self._disk)
+        self._tiers = TierStack([], None) if self._disk is None else TierStack([self._disk], self._disk.folder)
         self._looking: asyncio.Task[None] | None = None
         kinds = [Tier.HOST] * bool(config.host_bytes) + [Tier.DISK] * bool(config.disk_bytes)
         self._publishers = {tier: publisher(tier) for tier in kinds}

@@ -96,8 +96,8 @@ def _tier_stats(tier: BlockTier, failure: str) -> kvstore_pb2.TierStats:
     counters, pins = tier.counters, tier.blocks.pins
     return kvstore_pb2.TierStats(
         tier=kvstore_pb2.Tier.ValueType(tier.tier),
-        used_bytes=tier.used_bytes,
-        budget_bytes=tier.budget_bytes,
+        used_bytes=tier.blocks.used_bytes,
+        budget_bytes=tier.blocks.budget_bytes,
         num_hits=counters.num_hits,
         num_misses=counters.num_misses,
         num_stored=counters.num_stored,

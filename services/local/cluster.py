@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import secrets
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,22 +28,18 @@ from services.local.places import INDEX, Places, ThisHost, check_free
 from services.local.spec import ClusterSpec, RouterPlace
 from services.local.state_folder import StateFolder, unwritable
 from services.local.supervisor import Change, Supervisor
+from shared.address import Address
 from shared.child_process import ChildProcess
 from shared.cores.core_choice import share_machine
 from shared.cores.quota import read_quota
 from shared.cores.topology import read_topology
+from shared.errors import DeadlineExceeded, WorkerLost
 from shared.identity import WorkerRole
 from shared.model.config.folder import check_model_folder
 from shared.process_events import Progress
 
 if TYPE_CHECKING:
     from services.kvstore.embedded import EmbeddedValkey
-import json
-import secrets
-from collections.abc import Mapping
-
-from shared.address import Address
-from shared.errors import DeadlineExceeded, WorkerLost
 
 ProgressCallback = Callable[[str, Progress], None]
 

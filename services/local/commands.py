@@ -95,9 +95,6 @@ class TandemCommands:
 
     def check(self) -> None:
         """See ServiceCommands."""
-        # Imported here: only a command that starts a cluster needs the settings of all services.
-        from services.local.commands import check_model, check_settings
-
         plans = plan_workers(self._spec, [CoreShare((), 1)] * self._spec.num_processes)
         workers: dict[WorkerRole, dict[str, str]] = {}
         for plan in plans:
@@ -177,7 +174,7 @@ class TandemCommands:
     def _command(self, service: str, pools: ModelPools, decided: Mapping[str, object]) -> list[str]:
         """The service with what the launcher decides, and with the options of the cluster and of the model that are
         settings of it."""
-        settings = _settings_of(service)
+        settings = SETTINGS[service]
         of_cluster = values_in_common(self._spec, settings)
         options = {name: value for name, value in of_cluster.items() if name not in PoolOptions.model_fields}
         options |= values_in_common(pools, settings)
@@ -216,13 +213,6 @@ def command_line(service: str, settings: type[BaseModel], values: Mapping[str, o
         text = json.dumps(value) if isinstance(value, tuple | dict) else str(value)
         command += [f"--{name.replace('_', '-')}", text]
     return command
-
-
-def _settings_of(service: str) -> type[BaseModel]:
-    # Imported here: only a command that starts a cluster needs the settings of all services.
-    from services.local.commands import SETTINGS
-
-    return SETTINGS[service]
 
 
 def _lists(pools: ModelPools, workers: Mapping[WorkerRole, Mapping[str, str]]) -> dict[str, str]:

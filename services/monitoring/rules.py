@@ -44,10 +44,6 @@ class Alert:
     look: str
 
 
-def _share(of: Expression, whole: Expression) -> Expression:
-    return of.over(whole)
-
-
 RECORDINGS: Sequence[Recording] = (
     Recording("tandem:requests:rate5m", rate("tandem_requests_total", "namespace", "outcome", window=W)),
     Recording("tandem:ttft_seconds:p50_5m", quantile(0.5, TTFT, "namespace", window=W)),
@@ -56,16 +52,14 @@ RECORDINGS: Sequence[Recording] = (
     Recording("tandem:queue_seconds:p95_5m", quantile(0.95, "tandem_queue_seconds", "namespace", window=W)),
     Recording(
         "tandem:prefix_hit:ratio5m",
-        _share(
-            rate("tandem_prefix_hit_tokens_total", "namespace", window=W),
-            rate("tandem_prompt_tokens_total", "namespace", window=W),
+        rate("tandem_prefix_hit_tokens_total", "namespace", window=W).over(
+            rate("tandem_prompt_tokens_total", "namespace", window=W)
         ),
     ),
     Recording(
         "tandem:handoff_exposed:ratio5m",
-        _share(
-            rate("tandem_shipment_exposed_seconds_total", "namespace", window=W),
-            rate("tandem_shipment_seconds_total", "namespace", window=W),
+        rate("tandem_shipment_exposed_seconds_total", "namespace", window=W).over(
+            rate("tandem_shipment_seconds_total", "namespace", window=W)
         ),
     ),
 )
@@ -75,7 +69,7 @@ _ALL = rate("tandem_requests_total", "namespace", window=W)
 ALERTS: Sequence[Alert] = (
     Alert(
         "TandemRequestsFail",
-        _share(rate("tandem_requests_total", "namespace", window=W, outcome=SERVER_FAULTS), _ALL).above(0.05),
+        rate("tandem_requests_total", "namespace", window=W, outcome=SERVER_FAULTS).over(_ALL).above(0.05),
         "5m",
         "critical",
         "More than 5 % of requests fail by a fault of the cluster.",
@@ -83,7 +77,7 @@ ALERTS: Sequence[Alert] = (
     ),
     Alert(
         "TandemRefusesRequests",
-        _share(rate("tandem_requests_total", "namespace", window=W, outcome="overloaded"), _ALL).above(0.05),
+        rate("tandem_requests_total", "namespace", window=W, outcome="overloaded").over(_ALL).above(0.05),
         "10m",
         "warning",
         "More than 5 % of requests are refused by admission.",
@@ -91,7 +85,7 @@ ALERTS: Sequence[Alert] = (
     ),
     Alert(
         "TandemRetries",
-        _share(rate("tandem_retries_total", "namespace", window=W), _ALL).above(0.05),
+        rate("tandem_retries_total", "namespace", window=W).over(_ALL).above(0.05),
         "5m",
         "warning",
         "More than 5 % of requests are placed again after a worker or a transfer failed.",

@@ -132,7 +132,7 @@ class PrefillRole:
             sequence = self._worker.build_sequence(
                 sequence_id, submit, Goal.FIRST_TOKEN, needed, submit.transfer_address
             )
-            item.adapter = self._worker.hold_adapter(submit)
+            item.adapter = self._worker.router_adapters.hold(submit.adapter)
         except TandemError as error:
             self.fail(sequence_id, error)
             return

@@ -17,7 +17,7 @@ from shared.engine.runner.draft import open_draft
 from shared.engine.runner.heads import open_heads
 from shared.engine.runner.runner import Runner
 from shared.engine.runner.timed_runner import TimedRunner
-from shared.engine.scheduler.scheduler import SchedulerConfig
+from shared.engine.scheduler.config import MAX_UNSENT_SHARE, SchedulerConfig
 from shared.engine.speculation.drafter import Drafter
 from shared.engine.speculation.grammar import GrammarDrafter
 from shared.engine.speculation.guessing_model import GuessingModel
@@ -31,9 +31,6 @@ from shared.structure.compiler import StructureCompiler
 
 logger = logging.getLogger(__name__)
 
-MAX_UNSENT_SHARE = 0.5
-"""A prefill worker starts no prompt for a decode worker that has yet to take blocks of more than this share of the
-pool."""
 TIMED_ANSWER = " No model has computed this answer."
 """The text that a timed device repeats as every answer."""
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from typing import Any
 
-from services.worker.adapters.adapter_pool import AdapterLease, AdapterPool
+from services.worker.adapters.adapter_pool import AdapterPool
 from services.worker.adapters.router_adapters import RouterAdapters
 from services.worker.attempt import AttemptTrace, WorkerRequest, attempt_log, begin_trace, is_of
 from services.worker.blocks.connector import KVConnector
@@ -355,10 +355,6 @@ class Worker:
                 role.fail(sequence.sequence_id, error)
             return
         self._add(sequence, item, on_start)
-
-    def hold_adapter(self, command: Submit | Reserve) -> AdapterLease | None:
-        """See `RouterAdapters.hold`."""
-        return self.router_adapters.hold(command.adapter)
 
     def _on_adapters(self) -> None:
         self.router_adapters.are_due = True

@@ -11,7 +11,7 @@ from shared.kernels.experts import routing
 from shared.kernels.latent import reference as latent
 from shared.kernels.linear import make_plain_linear
 from shared.kernels.lora import reference as lora
-from shared.kernels.opened import make_opened_experts, make_opened_linear
+from shared.kernels.opened import OpenedLinear
 from shared.kernels.rmsnorm import reference as rmsnorm
 from shared.kernels.rotary import reference as rotary
 from shared.kernels.sampling import history
@@ -29,8 +29,8 @@ class TorchKernels:
     make_experts = staticmethod(experts.make_plain_experts)
     choose_experts = staticmethod(routing.choose_experts)
     make_batched_linear = staticmethod(experts.make_plain_batched_linear)
-    make_quantized_linear = staticmethod(make_opened_linear)
-    make_quantized_experts = staticmethod(make_opened_experts)
+    make_quantized_linear = staticmethod(OpenedLinear)
+    make_quantized_experts = staticmethod(experts.make_opened_experts)
     rms_norm = staticmethod(rmsnorm.rms_norm)
     add_rms_norm = staticmethod(rmsnorm.add_rms_norm)
     rotate_and_write = staticmethod(rotary.rotate_and_write)

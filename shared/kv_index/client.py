@@ -15,7 +15,7 @@ import grpc.aio
 
 from shared.errors import StoreUnavailable, TandemError
 from shared.identity import WorkerIdentity
-from shared.kv_index.holders import EventStamp, Holder, PrefixMatch, Tier, join_hashes
+from shared.kv_index.holders import UNSTAMPED, EventStamp, Holder, PrefixMatch, Tier, join_hashes
 from shared.rpc.connection import Connection
 from shared.rpc.convert import role_from_proto, role_to_proto
 from shared.rpc.errors import from_proto, from_store_error
@@ -24,7 +24,6 @@ from shared.rpc.pb.tandem.v1 import kvstore_pb2, kvstore_pb2_grpc, types_pb2
 Stream = grpc.aio.StreamStreamCall[kvstore_pb2.MatchCall, kvstore_pb2.MatchAnswer]
 MATCH_TIMEOUT_S = 0.25
 WRITE_TIMEOUT_S = 2.0
-UNSTAMPED = EventStamp(sequence=0, acknowledged=0)
 ResponseT = TypeVar("ResponseT")
 
 

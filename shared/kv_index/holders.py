@@ -49,6 +49,9 @@ class EventStamp:
     reset: bool = False  # drop everything that this holder published before
 
 
+UNSTAMPED = EventStamp(sequence=0, acknowledged=0)
+
+
 @dataclass(frozen=True, slots=True)
 class PrefixMatch:
     """The longest prefix of a chain of blocks that has holders; of a scattered match all its blocks.

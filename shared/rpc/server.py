@@ -129,9 +129,8 @@ class RpcServer:
         if self._health is None:
             return
         self.serving = serving
-        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
         for name in ("", *self._service_names):
-            await self._health.set(name, status)
+            await self.set_health(name, serving=serving)
 
     async def set_health(self, name: str, *, serving: bool) -> None:
         """What the health service answers for one name, which need not be a service's. After `start`."""

@@ -7,7 +7,6 @@ from bisect import bisect_right
 from dataclasses import replace
 
 from shared.errors import ConfigError
-from shared.sizing.devices import GpuShape
 from shared.sizing.load import Hardware, Load, PoolFit
 from shared.sizing.memory import Room, rooms
 from shared.sizing.queueing import servers_needed, waits_longer
@@ -25,7 +24,7 @@ def prefill_pool(model: ModelShape, load: Load, hardware: Hardware) -> PoolFit:
     fits: list[PoolFit] = []
     fastest_s = math.inf
     for room in rooms(model, gpu, name, load.context, replace(hardware, draft=None)):
-        alone_s = _times(model, gpu, room, hardware).prompt_s(load.prompt_len)
+        alone_s = hardware.step_times(model, gpu, room.spread).prompt_s(load.prompt_len)
         fastest_s = min(fastest_s, alone_s)
         if alone_s > load.ttft_s:
             continue
@@ -50,7 +49,7 @@ def decode_pool(model: ModelShape, load: Load, hardware: Hardware) -> PoolFit:
     fits: list[PoolFit] = []
     fastest_s = math.inf
     for room in rooms(model, gpu, name, load.context, hardware):
-        times = _times(model, gpu, room, hardware)
+        times = hardware.step_times(model, gpu, room.spread)
         fastest_s = min(fastest_s, _step_s(times, load, 1))
         by_memory, by_time = room.kv_tokens // load.context, _largest_batch(times, load)
         batch = min(by_memory, by_time)
@@ -84,7 +83,7 @@ def collocated_pool(model: ModelShape, load: Load, hardware: Hardware, max_gpus:
     gpu, name = hardware.decode_gpu, hardware.decode_name
     fits: list[PoolFit] = []
     for room in rooms(model, gpu, name, load.context, hardware):
-        times = _times(model, gpu, room, hardware)
+        times = hardware.step_times(model, gpu, room.spread)
         for workers in range(1, max_gpus // room.spread.num_ranks + 1):
             batch = -(-load.concurrency // workers)
             chunk = _chunk_beside(times, load, batch)
@@ -110,10 +109,6 @@ def collocated_pool(model: ModelShape, load: Load, hardware: Hardware, max_gpus:
                 )
                 break
     return min(fits, key=_size, default=None)
-
-
-def _times(model: ModelShape, gpu: GpuShape, room: Room, hardware: Hardware) -> StepTimes:
-    return hardware.step_times(model, gpu, room.spread)
 
 
 def _most_gpus(hardware: Hardware) -> int:

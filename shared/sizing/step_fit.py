@@ -169,10 +169,10 @@ class _Kind:
         return ordered[(len(ordered) - 1) // 2]
 
 
-def fitted(steps: Sequence[StepWork], seconds: Sequence[float], prior: StepTimes | None = None) -> StepTimes:
+def fitted(steps: Sequence[StepWork], seconds: Sequence[float]) -> StepTimes:
     """The coefficients by these steps, each counting the same. Needs at least one, with a time above 0."""
     balances = [BALANCES[0] * 2 ** (i / 4) for i in range(4 * len(BALANCES) - 3)]
-    return _best(steps, seconds, [1.0] * len(steps), balances, prior)[0]
+    return _best(steps, seconds, [1.0] * len(steps), balances, None)[0]
 
 
 def _balances(last: float | None, steps: Sequence[StepWork], *, near: bool) -> list[float]:

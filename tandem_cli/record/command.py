@@ -15,12 +15,12 @@ from typing import Annotated
 
 import grpc.aio
 import typer
-from google.protobuf.json_format import MessageToJson
 
 from shared.errors import TandemError
 from shared.rpc.pb.tandem.v1 import fleet_pb2, fleet_pb2_grpc
 from tandem import AsyncTandemClient
 from tandem.failures import typed
+from tandem_cli.console import json_of
 from tandem_cli.failures import EXIT_FAILED
 from tandem_cli.options import LOCAL, Connection
 from tandem_cli.quantities import count_of, seconds_of
@@ -128,7 +128,7 @@ class _Run:
             except TandemError as error:
                 failure = failure or error
                 continue
-            text = MessageToJson(status, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
+            text = json_of(status)
             cluster_file(self._trace.path).write_text(text + "\n")
             return None
         return failure

@@ -26,7 +26,7 @@ from loadtest.bench.peers.adapter import Settings, random_prompt
 from loadtest.bench.peers.ours import Ours
 from loadtest.rig.command_line import Option, Out, choice, integers
 from loadtest.rig.measure import median_s
-from loadtest.rig.models import SHAPES, checkpoint
+from loadtest.rig.models import SHAPES, model_folder
 from loadtest.rig.results import Report, Result, machine
 from shared.engine.runner.runner import Runner
 from shared.kernels.cpu.launch import CpuOps
@@ -132,7 +132,7 @@ def main(
     batches = integers(overhead, "overhead")
     if threads:
         torch.set_num_threads(threads)
-    folder = checkpoint(model) if model in SHAPES else Path(model)
+    folder = model_folder(model)
     room = kv_room(load_config(folder), kept, folder)
     fitting = [step for step in steps if step.num_kv_tokens <= room]
     overhead_results = overheads(folder, batches, 256) if torch_dtype == torch.bfloat16 else []

@@ -22,7 +22,7 @@ import torch
 from loadtest.bench.engine.cpu import DTYPES, Bench
 from loadtest.bench.engine.cuda import Step
 from loadtest.rig.command_line import Option, Out, choice
-from loadtest.rig.models import SHAPES, checkpoint
+from loadtest.rig.models import SHAPES, model_folder
 from loadtest.rig.results import Report, Result, machine
 from shared.engine.plan import StepPlan
 from shared.garbage import uncollected
@@ -153,7 +153,7 @@ def main(
     """Measure steps with adapters of all seven projections beside the base model's steps on this processor."""
     torch_dtype = DTYPES[choice(dtype, "dtype", DTYPES)]
     chosen = cases(context)
-    folder = checkpoint(model) if model in SHAPES else Path(model)
+    folder = model_folder(model)
     with uncollected():  # as a worker starts
         bench = Bench(folder, torch_dtype, "auto", max(case.step.num_kv_tokens for case in chosen))
     report = Report(out)

@@ -13,7 +13,6 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated
 
 import torch
@@ -22,7 +21,7 @@ from loadtest.bench.engine.cuda import LLAMA_8B, in_groups
 from loadtest.bench.kernels.limits import cuda_device
 from loadtest.rig.command_line import Option, Out, choice, integers
 from loadtest.rig.measure import percentile
-from loadtest.rig.models import SHAPES, checkpoint
+from loadtest.rig.models import SHAPES, model_folder
 from loadtest.rig.results import Report, Result, machine
 from shared.engine.plan import PlannedSequence, SampleSpec, StepPlan
 from shared.engine.runner.runner import Runner, RunnerConfig
@@ -230,4 +229,4 @@ def main(
 def _decoder(model: str, device: str) -> Decoder:
     if device == "cuda":
         return random_decoder(parse_config(LLAMA_8B), torch.bfloat16, torch.device("cuda"))
-    return Decoder.load(checkpoint(model) if model in SHAPES else Path(model), torch.bfloat16, "cpu")
+    return Decoder.load(model_folder(model), torch.bfloat16, "cpu")

@@ -18,7 +18,7 @@ from loadtest.bench.parallel.hosts import measure_hosts
 from loadtest.bench.parallel.sums import measure_sums
 from loadtest.rig.command_line import Option, Out, choice, integers
 from loadtest.rig.measure import median_ratio, times_s, turns
-from loadtest.rig.models import SHAPES, checkpoint
+from loadtest.rig.models import SHAPES, model_folder
 from loadtest.rig.results import Report, Result, machine
 from services.worker.group.leader import RankGroup
 from shared.cores.core_choice import CoreShare
@@ -102,7 +102,7 @@ def main(
         report.add(measure_sums(count, pairs, repeats))
     report.add(measure_hosts(pairs, repeats))
     if model:
-        folder = checkpoint(model) if model in SHAPES else Path(model)
+        folder = model_folder(model)
         for expert in expert_degrees:
             report.add(measure_steps(folder, DTYPES[dtype], Degrees(2, expert=expert), pairs))
     print(f"{machine()}\n")

@@ -61,7 +61,7 @@ class EngineProcess:
         self.description = str(await self.ask(op="describe"))
 
     async def ask(self, **task: Any) -> Any:
-        """The task's result; see worker.py for the tasks. Raises CannotRun."""
+        """The task's result; see engine_process.py for the tasks. Raises CannotRun."""
         with _as_cannot_run():
             return await self._child.ask(**task)
 

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import torch
 
+from loadtest.bench.engine.cpu import DTYPES
 from loadtest.bench.quality.judge import Judge, Quality
 from loadtest.bench.quality.reader import Reader, Texts, texts_of
 from loadtest.rig import markdown
@@ -25,7 +26,6 @@ from shared.model.weights.plan import AS_STORED, QUANTIZATIONS, Quantization
 
 TEXT = DEMO / "held_out.txt"
 """What is read by default: text that the demo model was not trained on."""
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 STORED = "stored"
 _KV = "kv-"
 

@@ -19,7 +19,7 @@ from loadtest.bench.speculation.given_answers import StepTimes
 from loadtest.bench.speculation.texts import CASES
 from loadtest.rig.command_line import Option, Out, integers, names
 from loadtest.rig.measure import median_ratio, turns
-from loadtest.rig.models import SHAPES, checkpoint
+from loadtest.rig.models import SHAPES, model_folder
 from loadtest.rig.results import Report, Result, machine
 from shared.errors import ConfigError
 
@@ -122,7 +122,7 @@ def main(
     """Measure answers with guesses beside the same without: copied text, prose and JSON, alone and in batches."""
     if device != "cpu" and (draft or heads):
         raise ConfigError("draft models and heads are measured on CPUs", field="device", value=device)
-    folder, of_draft = (checkpoint(name) if name in SHAPES else Path(name) for name in (model, draft or model))
+    folder, of_draft = (model_folder(name) for name in (model, draft or model))
     report, batches = Report(out), integers(batch, "batch")
     bench = Bench(
         folder,

@@ -73,7 +73,7 @@ def main(
             print(f"{at_s:6.0f} s  {decision}", file=sys.stderr)
         print(f"planner {ours.attainment:.2%}, {ours.gpu_hours:.1f} GPU hours", file=sys.stderr)
         best: Clairvoyant | None = None
-        for best in cheapest(requests, setup, attainment, margins, decode_sequences, (_WINDOW_S,)):
+        for best in cheapest(requests, setup, attainment, margins, decode_sequences, _WINDOW_S):
             print(f"schedule {best.outcome.attainment:.2%}, {best.outcome.gpu_hours:.1f} GPU hours", file=sys.stderr)
         rows.append(_row(f"seed {seed}: planner, {len(requests)} requests", ours, best.outcome if best else None))
         if best is not None:

@@ -23,10 +23,8 @@ class Clairvoyant:
     """The chosen schedule."""
 
     outcome: ElasticOutcome
-    window_s: float
     prefill_margin: float
     decode_margin: float
-    plan: Sequence[tuple[float, Pair]]
 
 
 @dataclass(slots=True)
@@ -88,19 +86,18 @@ def cheapest(
     attainment: float,
     margins: Sequence[tuple[float, float]],
     sequences: float,
-    windows_s: Sequence[float] = (300.0,),
+    window_s: float,
 ) -> Iterator[Clairvoyant]:
     """Schedules that attain the goal, each cheaper than the one before; the last one is the yardstick."""
     best = math.inf
     tried: set[tuple[tuple[float, Pair], ...]] = set()
-    for window_s in windows_s:
-        windows = loads(trace, setup.worker, window_s, setup.targets.tpot_s / 2, sequences)
-        for prefill_margin, decode_margin in margins:
-            plan = schedule(windows, window_s, prefill_margin, decode_margin)
-            if tuple(plan) in tried:
-                continue
-            tried.add(tuple(plan))
-            outcome = scheduled(trace, setup, plan)
-            if outcome.attainment >= attainment and outcome.gpu_hours < best:
-                best = outcome.gpu_hours
-                yield Clairvoyant(outcome, window_s, prefill_margin, decode_margin, plan)
+    windows = loads(trace, setup.worker, window_s, setup.targets.tpot_s / 2, sequences)
+    for prefill_margin, decode_margin in margins:
+        plan = schedule(windows, window_s, prefill_margin, decode_margin)
+        if tuple(plan) in tried:
+            continue
+        tried.add(tuple(plan))
+        outcome = scheduled(trace, setup, plan)
+        if outcome.attainment >= attainment and outcome.gpu_hours < best:
+            best = outcome.gpu_hours
+            yield Clairvoyant(outcome, prefill_margin, decode_margin)

@@ -49,7 +49,6 @@ SEEN_KEY = _TABLE + b"seen"
 """Sorted set: holder, by the time in seconds of its last message."""
 RETIRED_KEY = _TABLE + b"retired"
 """Sorted set: superseded incarnation + name, by time in seconds; they may not publish again."""
-BOOKKEEPING_KEYS = (VERSION_KEY, HOLDERS_KEY, PROGRESS_KEY, SEEN_KEY, RETIRED_KEY)
 ENTRY = struct.Struct("<Q4sB")
 NEXT_FIELD = b"next"
 DEAD_FIELD = b"dead"

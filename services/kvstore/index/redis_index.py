@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.kvstore.index.block_index import IndexStats, ResyncNeeded
-from services.kvstore.index.holder_table import BOOKKEEPING_KEYS, TABLE_TAG, VERSION_KEY, HolderTable, TableVersion
+from services.kvstore.index.holder_table import TABLE_TAG, VERSION_KEY, HolderTable, TableVersion
 from services.kvstore.index.scripts import (
     ADMIT,
     FORGET_ALL,
@@ -50,7 +50,7 @@ from services.kvstore.resp.redis_node import RedisConnection
 from shared.errors import InvalidRequest, StoreUnavailable
 from shared.identity import WorkerIdentity
 from shared.kv.hashing import HASH_BYTES
-from shared.kv_index.holders import EventStamp, PrefixMatch, Tier
+from shared.kv_index.holders import UNSTAMPED, EventStamp, PrefixMatch, Tier
 from shared.rpc.convert import role_to_proto
 
 NUM_CLUSTER_BUCKETS = 128
@@ -58,7 +58,6 @@ SCRIPT_HASHES = 1024
 """Blocks in one run of a script, which blocks Redis for one or two milliseconds."""
 RETIRED_MAX_AGE_S = 86_400
 """How long a superseded incarnation is refused: longer than any stall of a process."""
-_UNSTAMPED = EventStamp(sequence=0, acknowledged=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +69,7 @@ class Part:
 
 
 class Buckets:
-    """The keys of one layout: `Buckets.single()` or `Buckets.cluster()`."""
+    """The keys of one layout, see `Buckets.of`."""
 
     def __init__(self, prefixes: Sequence[bytes], slots: Sequence[int]) -> None:
         """All prefixes have the same length."""
@@ -81,6 +80,11 @@ class Buckets:
         self._head = f"${key_len}\r\n".encode()
         rows = [self._head + prefix + bytes(HASH_BYTES) + b"\r\n" for prefix in prefixes]
         self._rows = np.frombuffer(b"".join(rows), np.uint8).reshape(len(rows), -1)  # [num_buckets, row bytes]
+
+    @classmethod
+    def of(cls, redis: RedisClient) -> Buckets:
+        """The layout for a server or a cluster."""
+        return cls.cluster() if redis.is_cluster else cls.single()
 
     @classmethod
     def single(cls) -> Buckets:
@@ -177,7 +181,7 @@ class RedisIndex:
     def __init__(self, redis: RedisClient) -> None:
         """No I/O before `start()`."""
         self._redis = redis
-        self._buckets = Buckets.cluster() if redis.is_cluster else Buckets.single()
+        self._buckets = Buckets.of(redis)
         self._table: HolderTable | None = None
         self._reading_table = asyncio.Lock()
 
@@ -203,12 +207,12 @@ class RedisIndex:
                 return table.scattered(values) if scattered else table.prefix(values)
         raise StoreUnavailable(f"the index at {self._redis.address} was emptied while it was read")
 
-    async def publish(self, worker: WorkerIdentity, tier: Tier, hashes: bytes, stamp: EventStamp = _UNSTAMPED) -> int:
+    async def publish(self, worker: WorkerIdentity, tier: Tier, hashes: bytes, stamp: EventStamp = UNSTAMPED) -> int:
         """See BlockIndex."""
         holder_id = await self._admit(worker, tier, stamp, register=True)
         return await self._write(PUBLISH, hashes, holder_id) if holder_id is not None else 0
 
-    async def remove(self, worker: WorkerIdentity, tier: Tier, hashes: bytes, stamp: EventStamp = _UNSTAMPED) -> int:
+    async def remove(self, worker: WorkerIdentity, tier: Tier, hashes: bytes, stamp: EventStamp = UNSTAMPED) -> int:
         """See BlockIndex."""
         holder_id = await self._admit(worker, tier, stamp, register=False)
         return await self._write(REMOVE, hashes, holder_id) if holder_id is not None else 0
@@ -222,7 +226,7 @@ class RedisIndex:
             )
             num_keys += size
             used_bytes += int(info_fields(info)["used_memory"])
-        commands = [Command.of("EXISTS", *BOOKKEEPING_KEYS, slot=TABLE_SLOT), count_command(), *self._markers("EXISTS")]
+        commands = [Command.of("EXISTS", *TABLE_KEYS, slot=TABLE_SLOT), count_command(), *self._markers("EXISTS")]
         num_bookkeeping = sum(await self._redis.call(*commands, connection=RedisConnection.READ))
         num_blocks = max(0, num_keys - num_bookkeeping)  # bookkeeping that began between the two reads is no block
         return IndexStats(num_blocks, used_bytes, self._redis.address)

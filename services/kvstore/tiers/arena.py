@@ -36,16 +36,6 @@ class HostArena:
         self._free: list[int] = []
         self._places: dict[bytes, tuple[int, int]] = {}  # hash -> slot, checksum
 
-    @property
-    def used_bytes(self) -> int:
-        """Bytes of the blocks held."""
-        return self.blocks.used_bytes
-
-    @property
-    def budget_bytes(self) -> int:
-        """Most bytes of blocks."""
-        return self.blocks.budget_bytes
-
     def start(self) -> None:
         """Allocates the memory. Raises StoreUnavailable when the system has none."""
         if self._slots is None:

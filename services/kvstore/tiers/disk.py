@@ -111,16 +111,6 @@ class DiskTier:
         """Folder of the tier's blocks and of its node's pins."""
         return self._folder
 
-    @property
-    def used_bytes(self) -> int:
-        """Bytes of the files."""
-        return self.blocks.used_bytes
-
-    @property
-    def budget_bytes(self) -> int:
-        """Most bytes of files."""
-        return self.blocks.budget_bytes
-
     def start(self) -> None:
         """Locks the folder and adopts an earlier process's blocks, reported by the next events. Deletes blocks over
         the budget or their tenant's quota, oldest first and pinned ones last, and files that are not whole blocks.

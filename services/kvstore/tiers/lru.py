@@ -46,7 +46,9 @@ class BlockLru:
         """Pins may name blocks of at most `pin_budget_bytes`, which is less than the budget. `clock`: seconds, which go
         on over a restart."""
         self.budget_bytes = budget_bytes
+        """Most bytes of the blocks held."""
         self.used_bytes = 0
+        """Bytes of the blocks held."""
         self.accounts = Accounts(quotas or Quotas())
         self.pins = PinSet(pin_budget_bytes)
         self._pinned_bytes = 0  # of the blocks held

@@ -46,14 +46,6 @@ class BlockTier(Protocol):
     overhead_bytes: int
     """Bytes of the budget that a block takes beyond its own."""
 
-    @property
-    def used_bytes(self) -> int:
-        """Bytes of the blocks held."""
-
-    @property
-    def budget_bytes(self) -> int:
-        """Most bytes of the blocks held."""
-
     def holds(self, block_hash: bytes) -> bool:
         """Whether the block is held, without reading it; changes nothing."""
 

@@ -321,11 +321,12 @@ class Attempt:
                 self.receive(self.decode, self._reserved)
 
     def _reassign(self, lost: str) -> None:
+        """Another prefill worker is to serve the reservation; the decode worker answers with a Reserved."""
         reassign = worker_pb2.Reassign(request_id=self._active.wire_id, lost=lost)
         if self._active.state is RequestState.RESUMING:
             reassign.first_token = self._active.produced[-1] if self._active.produced else 0  # of a beam search
         self._reserved = None
-        self.decode.reassign(reassign)
+        self.decode.send(reassign=reassign)
 
     def _on_step(self, worker: WorkerLink, tokens: types_pb2.SequenceTokens) -> None:
         """Tokens from the decode worker, its first or those that overtook the first token."""

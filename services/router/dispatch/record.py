@@ -149,7 +149,8 @@ class RequestEvent(Enum):
     __hash__ = object.__hash__  # as above
 
 
-_ENDS = (RequestEvent.FINISH, RequestEvent.FAIL, RequestEvent.CANCEL)
+ENDS = (RequestEvent.FINISH, RequestEvent.FAIL, RequestEvent.CANCEL)
+"""Events behind which a request has no other."""
 
 
 class Ask(NamedTuple):
@@ -296,7 +297,7 @@ class RequestRecord:
     @property
     def has_ended(self) -> bool:
         """The core has no more events for it."""
-        return bool(self.entries) and self.entries[-1].event in _ENDS
+        return bool(self.entries) and self.entries[-1].event in ENDS
 
     @property
     def decode_worker(self) -> str:

@@ -26,7 +26,6 @@ from services.router.edge.text.prompt_tokenizer import (
     ChatPrompt,
     Prompt,
     PromptTokenizer,
-    TextPrompt,
     TokensPrompt,
     check_bad_words,
     check_num_tokens,
@@ -40,16 +39,6 @@ from shared.seeds import SAMPLER_VERSION
 from shared.structure.compiler import StructureCompiler
 from shared.structure.structured_output import ReasoningPart, StructuredOutput, StructureKind
 
-__all__ = [
-    "CallInfo",
-    "ChatPrompt",
-    "InputProcessor",
-    "Prompt",
-    "PromptOptions",
-    "TextPrompt",
-    "TokensPrompt",
-    "checked_request_id",
-]
 MAX_REQUEST_ID_LEN = 128
 NUM_END_TOKENS = 8
 """The end of a prompt, where a template may have begun the model's reasoning, or closed it."""
@@ -79,8 +68,9 @@ class StructureCheck:
             )
         compiled = asyncio.wrap_future(self._compiler.prepare(structure))
         try:
-            # Shielded: other requests may wait for the same one.
-            await asyncio.wait_for(asyncio.shield(compiled), limits.compile_timeout_ms / 1e3)
+            # Shielded: other requests may wait for the same one. A `wait_for` may lose a cancellation.
+            async with asyncio.timeout(limits.compile_timeout_ms / 1e3):
+                await asyncio.shield(compiled)
         except TimeoutError:
             compiled.add_done_callback(lambda future: future.cancelled() or future.exception())
             raise Overloaded(

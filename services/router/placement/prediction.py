@@ -222,7 +222,7 @@ class TtftPredictor:
 
     def _behind_load_s(self, model: CostModel, view: WorkerView, request: PlacementRequest) -> float | None:
         """The queue passes while an adapter is loaded."""
-        own_s = _own_s(model, view, request)
+        own_s = model.predict_s(view.queued, request.work(view.name))
         load_s = self.load_s(view, request.adapter)
         if own_s is None or not load_s:
             return own_s
@@ -262,10 +262,6 @@ class TtftPredictor:
     def _prompts(self) -> CostModel:
         """The model of the workers that compute most prompts; in collocated mode those are decode workers."""
         return self.prefill if self.prefill.num_observations else self._here
-
-
-def _own_s(model: CostModel, view: WorkerView, request: PlacementRequest) -> float | None:
-    return model.predict_s(view.queued, request.work(view.name))
 
 
 def filled_level(amount: float, queues: Sequence[tuple[float, float]]) -> float:

@@ -62,6 +62,7 @@ def _add_split(status: inference_pb2.ClusterStatus, fleet: Fleet, split: SplitCo
 
 def worker_status(link: WorkerLink) -> inference_pb2.WorkerStatus:
     """One worker in this router's view."""
+    welcome = types_pb2.Welcome() if link.welcome is None else link.welcome
     worker = link.welcome.worker if link.welcome is not None else types_pb2.WorkerId(name=link.name)
     load = types_pb2.Load()
     load.CopyFrom(link.load)
@@ -78,18 +79,18 @@ def worker_status(link: WorkerLink) -> inference_pb2.WorkerStatus:
         num_requests=link.num_requests,
         num_adapters=num_adapters,
         num_ready_adapters=num_ready_adapters,
-        kernels=link.welcome.kernels if link.welcome is not None else "",
-        dtype=link.welcome.dtype if link.welcome is not None else "",
-        pool_bytes=link.welcome.pool_bytes if link.welcome is not None else 0,
-        kv_dtype=_kv_dtype(link.welcome.layout) if link.welcome is not None else "",
-        quantization=link.welcome.quantization if link.welcome is not None else "",
-        weight_bytes=link.welcome.weight_bytes if link.welcome is not None else 0,
-        tp=link.welcome.tp if link.welcome is not None else 0,
-        pp=link.welcome.pp if link.welcome is not None else 0,
-        ep=link.welcome.ep if link.welcome is not None else 0,
-        max_num_seqs=link.welcome.max_num_seqs if link.welcome is not None else 0,
-        max_num_batched_tokens=link.welcome.max_num_batched_tokens if link.welcome is not None else 0,
-        block_size=link.welcome.layout.block_size if link.welcome is not None else 0,
+        kernels=welcome.kernels,
+        dtype=welcome.dtype,
+        pool_bytes=welcome.pool_bytes,
+        kv_dtype=_kv_dtype(welcome.layout) if link.welcome is not None else "",
+        quantization=welcome.quantization,
+        weight_bytes=welcome.weight_bytes,
+        tp=welcome.tp,
+        pp=welcome.pp,
+        ep=welcome.ep,
+        max_num_seqs=welcome.max_num_seqs,
+        max_num_batched_tokens=welcome.max_num_batched_tokens,
+        block_size=welcome.layout.block_size,
         layout=link.welcome.layout if link.welcome is not None else None,
     )
 

@@ -70,7 +70,6 @@ class Fleet:
         """Layout of the workers that compute prompts."""
         self.model_fingerprint = ""
         self.block_encryption = ""
-        self.model_name = ""
         self.prefill_pool = Pool(router_name)
         """The connected prefill workers, for placement."""
         self.decode_pool = Pool(router_name)
@@ -337,7 +336,6 @@ class Fleet:
             self.layout = layout.computed
             self.model_fingerprint = welcome.model_fingerprint
             self.block_encryption = welcome.block_encryption or NO_ENCRYPTION
-            self.model_name = welcome.model_name
             self._roots = {
                 role: ChainRoots(welcome.model_fingerprint, form.name, LAYOUT_VERSION, welcome.rope_trained_len)
                 for role, form in ((WorkerRole.PREFILL, layout.computed), (WorkerRole.DECODE, layout.handed_off))

@@ -196,11 +196,6 @@ class WorkerLink:
         envelope.commands.add(submit=submit).submit.token_ids.extend(token_ids)
         self._begin(submit.request_id, envelope)
 
-    def reassign(self, reassign: worker_pb2.Reassign) -> None:
-        """Another prefill worker is to serve a reservation of this worker, which answers with a Reserved. Raises
-        WorkerLost."""
-        self.send(reassign=reassign)
-
     def cancel(self, request_id: str, *, peer: str = "") -> None:
         """Ends a request on the worker; nothing to do where it is lost. `peer`: the worker on the other side of its
         hand-off, where that one is there and does its part until the end; see proto Cancel."""

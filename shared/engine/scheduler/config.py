@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+MAX_UNSENT_SHARE = 0.5
+"""A prefill worker starts no prompt for a decode worker that has yet to take blocks of more than this share of the
+pool."""
+
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:

@@ -16,7 +16,7 @@ from shared.kernels.lora import launch as lora
 from shared.kernels.lora.static import TritonSlots
 from shared.kernels.matmul.few import make_few_rows_linear
 from shared.kernels.matmul.launch import make_rowwise_linear
-from shared.kernels.opened import make_opened_experts, make_opened_linear
+from shared.kernels.opened import OpenedLinear
 from shared.kernels.rmsnorm import launch as rmsnorm
 from shared.kernels.rotary import launch as rotary
 from shared.kernels.sampling import history_launch as history
@@ -36,7 +36,7 @@ class TritonKernels:
     choose_experts = staticmethod(routing.choose_experts)
     make_batched_linear = staticmethod(experts.make_plain_batched_linear)
     make_quantized_linear = staticmethod(make_coded_linear)
-    make_quantized_experts = staticmethod(make_opened_experts)
+    make_quantized_experts = staticmethod(experts.make_opened_experts)
     rms_norm = staticmethod(rmsnorm.rms_norm)
     add_rms_norm = staticmethod(rmsnorm.add_rms_norm)
     rotate_and_write = staticmethod(rotary.rotate_and_write)
@@ -45,7 +45,7 @@ class TritonKernels:
     prepare_thread = staticmethod(cudnn.prepare_thread)
     delta_attention = staticmethod(delta.delta_attention)
     act_and_mul = staticmethod(activation.act_and_mul)
-    make_lora = staticmethod(lora.make_lora)
+    make_lora = staticmethod(lora.TritonLora)
     add_lora = staticmethod(lora.add_lora)
     hold_loras = staticmethod(TritonSlots)
     gather_blocks = staticmethod(blocks.gather_blocks)
@@ -71,5 +71,5 @@ class DeterministicTritonKernels(TritonKernels):
     is_deterministic = True
     serves_latents = False
     make_linear = staticmethod(make_rowwise_linear)
-    make_quantized_linear = staticmethod(make_opened_linear)
+    make_quantized_linear = staticmethod(OpenedLinear)
     paged_attention = staticmethod(uniform.paged_attention)

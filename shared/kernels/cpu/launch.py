@@ -26,6 +26,7 @@ from shared.kernels.cpu.lora import CpuLora, add_lora, fits_lora
 from shared.kernels.cpu.torch_threads import in_this_thread
 from shared.kernels.delta import reference as delta
 from shared.kernels.delta_layer import DeltaLayer
+from shared.kernels.experts.reference import PlainExperts
 from shared.kernels.experts.routing_rules import Routing
 from shared.kernels.latent import reference as latents
 from shared.kernels.layer_stack import LayerSizes, LayerWeights
@@ -34,7 +35,7 @@ from shared.kernels.lora import reference as loras_reference
 from shared.kernels.lora.parts import LoraPart
 from shared.kernels.lora.rows import LoraRows
 from shared.kernels.lora.step import Lora
-from shared.kernels.opened import OpenedExperts, OpenedLinear
+from shared.kernels.opened import OpenedLinear
 from shared.kernels.pool_view import PoolView
 from shared.kernels.quantized import QuantizedWeight, Weight
 from shared.kernels.rmsnorm import reference as rmsnorm
@@ -84,7 +85,7 @@ class CpuOps:
     ) -> Experts:
         """See `DecoderOps`; as `make_quantized_linear`."""
         coded = coded_experts(lambda: self.library, gate_up, down, first_expert, dtype, activation)
-        return coded or OpenedExperts(gate_up, down, first_expert, activation)
+        return coded or PlainExperts(gate_up, down, first_expert, activation)
 
     def choose_experts(self, logits: Tensor, bias: Tensor | None, routing: Routing) -> tuple[Tensor, Tensor]:
         """See `DecoderOps`."""

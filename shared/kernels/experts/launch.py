@@ -12,7 +12,7 @@ from shared.kernels.activation.activations import SILU, Activation
 from shared.kernels.activation.launch import act_and_mul, constants
 from shared.kernels.device import DeviceLimits, next_power_of_2
 from shared.kernels.experts.jit import combine_tiles, down_tiles, gate_up_tiles, sort_pairs_here
-from shared.kernels.experts.reference import PlainExperts, check_forward
+from shared.kernels.experts.reference import PlainExperts, check_experts, check_forward
 from shared.kernels.lora.step import StepExpertLoras
 
 COMBINED = 1024
@@ -138,6 +138,9 @@ def suits_torch(pairs_an_expert: float, down: Tensor, limits: DeviceLimits) -> b
 class GroupedExperts(PlainExperts):
     """See `Experts`; its weights are the caller's, neither copied nor changed."""
 
+    gate_up: Tensor
+    down: Tensor
+
     def forward(self, x: Tensor, expert_ids: Tensor, weights: Tensor, loras: StepExpertLoras | None = None) -> Tensor:
         """See `Experts`. With additions the experts are computed one after the other: these tiles activate at once what
         the additions belong to."""
@@ -254,4 +257,5 @@ def make_grouped_experts(
     activation: Activation = SILU,
 ) -> GroupedExperts:
     """`DecoderOps.make_experts` of Triton's backends."""
+    check_experts(gate_up, down)
     return GroupedExperts(gate_up, down, first_expert, activation)

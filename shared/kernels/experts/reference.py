@@ -12,14 +12,16 @@ from shared.kernels.activation.activations import SILU, Activation
 from shared.kernels.activation.reference import act_and_mul
 from shared.kernels.experts.loras import add_expert_loras, make_plain_loras
 from shared.kernels.lora.step import ExpertLoras, ExpertParts, StepExpertLoras
+from shared.kernels.opened import opened_product, rounded_input
+from shared.kernels.quantized import Weight
 
 
 class PlainExperts:
-    """See `Experts`; its weights are the caller's, neither copied nor changed."""
+    """See `Experts`, one after the other; its weights are the caller's, neither copied nor changed. Those in fewer bits
+    are opened to fp32 where tokens chose the expert; either may be dense."""
 
-    def __init__(self, gate_up: Tensor, down: Tensor, first_expert: int, activation: Activation = SILU) -> None:
+    def __init__(self, gate_up: Weight, down: Weight, first_expert: int, activation: Activation = SILU) -> None:
         """As for `DecoderOps.make_experts`."""
-        check_experts(gate_up, down)
         self.gate_up = gate_up
         self.down = down
         self.first_expert = first_expert
@@ -44,11 +46,17 @@ class PlainExperts:
             tokens, places = (local == expert).nonzero(as_tuple=True)
             if tokens.numel():
                 rows = x[tokens]
-                both = functional.linear(rows, self.gate_up[expert])
+                both = _product(rows, self.gate_up[expert])
                 inner = act_and_mul(add_expert_loras(both, rows, loras, expert, tokens, is_down=False), self.activation)
-                own = functional.linear(inner, self.down[expert])
+                own = _product(inner, self.down[expert])
                 found[tokens, places] = add_expert_loras(own, inner, loras, expert, tokens, is_down=True)
         return combine(found, weights)
+
+
+def _product(x: Tensor, weight: Weight) -> Tensor:
+    if isinstance(weight, Tensor):
+        return functional.linear(x, weight)
+    return opened_product(rounded_input(x, weight.spec), weight.parts()).to(x.dtype)
 
 
 class PlainBatchedLinear:
@@ -78,6 +86,18 @@ def make_plain_experts(
     activation: Activation = SILU,
 ) -> PlainExperts:
     """`DecoderOps.make_experts` of the backends that multiply by weights as they are."""
+    check_experts(gate_up, down)
+    return PlainExperts(gate_up, down, first_expert, activation)
+
+
+def make_opened_experts(
+    gate_up: Weight,
+    down: Weight,
+    first_expert: int,
+    dtype: torch.dtype,  # noqa: ARG001
+    activation: Activation = SILU,
+) -> PlainExperts:
+    """`DecoderOps.make_quantized_experts` of the backends without kernels for fewer bits."""
     return PlainExperts(gate_up, down, first_expert, activation)
 
 

@@ -52,11 +52,6 @@ class TritonLora:
         return self.a.nbytes + sum(b.nbytes for b in self._bs)
 
 
-def make_lora(parts: Sequence[LoraPart], in_size: int, like: Tensor) -> TritonLora:
-    """See `LoraOps`."""
-    return TritonLora(parts, in_size, like)
-
-
 def add_lora(out: Tensor, x: Tensor, loras: Sequence[Lora | None], rows: LoraRows) -> None:
     """See `LoraOps`."""
     check_add_lora(out, x, loras, rows)

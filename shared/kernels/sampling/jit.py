@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from shared.kernels.sampling.philox_jit import times_of_tokens
-from shared.kernels.sampling.ranges_jit import FIELDS, HAS_CUT, IS_BY_COUNT, SHARES
+from shared.kernels.sampling.ranges_jit import FIELDS, HAS_CUT, IS_BY_COUNT, SHARES, at
 from shared.kernels.sampling.split_jit import faster, winner
 from shared.kernels.sampling.weights_jit import load_keys, row_peak
 
@@ -61,12 +61,6 @@ def extent(row, size, peak, temperature, low, high, TILE: tl.constexpr):
 
 
 @triton.jit
-def entry(values, index, WAYS: tl.constexpr):
-    """values[index] of a [WAYS] vector; 0 past its end."""
-    return tl.sum(tl.where(tl.arange(0, WAYS) == index, values, 0), 0)
-
-
-@triton.jit
 def search(
     row,  # [size] fp32 logits
     size,
@@ -101,11 +95,11 @@ def search(
         # Sums over fewer tokens are never larger, so those that reach come first; low reaches whatever rounding says.
         best = tl.maximum(tl.sum((reaches & (thresholds <= high)).to(tl.int32), 0) - 1, 0)
         if (best + 1 < WAYS) & (low + (best + 1) * step <= high):
-            mass_above = entry(masses, best + 1, WAYS)
-            count_above = entry(counts, best + 1, WAYS)
+            mass_above = at(masses, best + 1, WAYS)
+            count_above = at(counts, best + 1, WAYS)
             high = low + (best + 1) * step - 1
-        mass = entry(masses, best, WAYS)
-        count = entry(counts, best, WAYS)
+        mass = at(masses, best, WAYS)
+        count = at(counts, best, WAYS)
         low += best * step
         if (high - low < NARROW) & (count - count_above > 1):
             low, high = extent(row, size, peak, temperature, low, high, TILE)
@@ -136,7 +130,7 @@ def find_cut(
     masses, counts = at_or_above(
         row, size, peak, temperature, cut_low + ways * 0, cut_high, cut_mass, cut_count, WAYS, TILE
     )  # fmt: skip
-    low, high, mass, count = cut_low, cut_high, entry(masses, 0, WAYS), entry(counts, 0, WAYS)
+    low, high, mass, count = cut_low, cut_high, at(masses, 0, WAYS), at(counts, 0, WAYS)
     # How many tokens come before the last weight says which weight is meant.
     before, ties = kept_count * 0 - 1, kept_count
     if by_count:

@@ -53,7 +53,7 @@ def load_totals(totals, row, first, num_splits, are_there, SIZE: tl.constexpr, S
 
 @triton.jit
 def at(values, index, SIZE: tl.constexpr):
-    """values[index] of a [SIZE] vector; 0 for -1."""
+    """values[index] of a [SIZE] vector; 0 for -1 and past its end."""
     return tl.sum(tl.where(tl.arange(0, SIZE) == index, values, 0), 0)
 
 

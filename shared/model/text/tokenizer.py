@@ -114,6 +114,7 @@ class Tokenizer:
         self._special_ids = frozenset(number for number, token in added.items() if token.special)
         self._byte_of_char = _byte_of_char() if _is_byte_level(backend) else None
         self._bytes: dict[int, bytes] = {}  # filled on demand
+        self._texts: dict[int, str] = {}  # likewise
 
     @classmethod
     def load(cls, folder: Path) -> Tokenizer:
@@ -201,6 +202,12 @@ class Tokenizer:
 
     def token_text(self, token_id: int) -> str:
         """A token's text as inside a sentence, with its leading space; an incomplete character is U+FFFD."""
+        known = self._texts.get(token_id)
+        if known is None:
+            known = self._texts[token_id] = self._text_inside(token_id)
+        return known
+
+    def _text_inside(self, token_id: int) -> str:
         once = self._backend.decode([token_id], skip_special_tokens=False)
         if self._byte_of_char is not None:
             return once

@@ -60,6 +60,7 @@ KEY = {"authorization": "Bearer k"}
         (b'["model", "a"]', None),
         (b"", None),
         (b"\xff\xfe", None),
+        (b"[" * 1_000_000 + b'{"model": "a"}', ""),
     ],
 )
 def test_the_model_that_a_body_names(body, model):

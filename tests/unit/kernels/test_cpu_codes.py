@@ -10,8 +10,9 @@ import torch
 from shared.kernels.backends.cpu import CpuKernels
 from shared.kernels.cpu.coded import CodedLinear
 from shared.kernels.cpu.experts import PackedExperts
+from shared.kernels.experts.reference import PlainExperts
 from shared.kernels.linear_spec import LinearSpec
-from shared.kernels.opened import OpenedExperts, OpenedLinear, rounded_input
+from shared.kernels.opened import OpenedLinear, rounded_input
 from shared.kernels.ordered import OrderedLinear
 from shared.kernels.quantized import QuantizedWeight, quantize_rows, rounded
 
@@ -177,7 +178,7 @@ def test_experts(cpu, dtype, form, rounds_input):
             )
     x, weights = random(9, 96, dtype=dtype, seed=3), random(9, 2, seed=4, dtype=torch.float32).abs()
     ids = torch.stack([torch.arange(9) % 3, (torch.arange(9) + 1) % 4], 1)
-    expected = OpenedExperts(gate_up, down, 0).forward(x, ids, weights)
+    expected = PlainExperts(gate_up, down, 0).forward(x, ids, weights)
     made = cpu.make_quantized_experts(gate_up, down, 0, dtype)
     assert isinstance(made, PackedExperts)
     close(made.forward(x, ids, weights), expected)

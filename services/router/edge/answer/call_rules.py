@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from services.router.edge.answer.python_rules import UnsupportedSchemaError
+from services.router.edge.answer.python_rules import UnsupportedSchemaError, json_text
 
 
 class ArgumentRules(Protocol):
@@ -44,7 +43,7 @@ class CallRules:
         """A rule with an alternative for each tool: `one` of its name and its arguments, both as symbols."""
         alternatives, rules = [], []
         for number, (name, arguments) in enumerate(self.arguments.items()):
-            alternatives.append(one(json.dumps(name, ensure_ascii=False), f"{rule}_{number}"))
+            alternatives.append(one(json_text(name), f"{rule}_{number}"))
             rules.append(f"{rule}_{number}: {arguments}\n")
         return f"{rule}: {' | '.join(alternatives)}\n{''.join(rules)}"
 
@@ -53,7 +52,7 @@ class CallRules:
         of rules and a schema; `one`: of a tool's name and its arguments, as symbols. Raises UnsupportedSchemaError."""
         alternatives, rules = [], []
         for number, (name, schema) in enumerate(self.schemas.items()):
-            arguments, symbol = made(f"tool_{number}", schema), json.dumps(name, ensure_ascii=False)
+            arguments, symbol = made(f"tool_{number}", schema), json_text(name)
             try:
                 alternatives.append(one(symbol, arguments.arguments()))
             except UnsupportedSchemaError as error:

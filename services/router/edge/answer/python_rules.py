@@ -46,7 +46,7 @@ _NUMBERS = {
     "number": r"-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,17})?([eE][+-]?[0-9]{1,2})?",
 }
 """Such as a float holds: a longer exponent is infinite in Python, which JSON has no word for."""
-_FREE_NAME = "[A-Za-z_][A-Za-z0-9_]{0,63}"
+FREE_NAME = "[A-Za-z_][A-Za-z0-9_]{0,63}"
 COMMA = '"," " "?'
 """Between arguments, items and calls."""
 ARGUMENT_NAME = r"""[^\s=,()\[\]{}'"\\#*]+"""
@@ -110,7 +110,7 @@ class PythonRules:
             case "integer" | "number" if not own:
                 return f"/{_NUMBERS[name]}/"
             case _:
-                written = f"%json {_written({'type': name, **own, 'x-guidance': {'whitespace_flexible': False}})}"
+                written = f"%json {json_text({'type': name, **own, 'x-guidance': {'whitespace_flexible': False}})}"
                 return f"{self._add(written)}{self._quoted(own) if name == 'string' else ''}"
 
     def _quoted(self, text: Schema) -> str:
@@ -140,7 +140,7 @@ class PythonRules:
         # Behind a first property, and where none is written yet.
         behind = began = '""'
         if other is not False:
-            any_name = f"/{_FREE_NAME}/" if pair is _argument else self._typed("string", {})
+            any_name = f"/{FREE_NAME}/" if pair is _argument else self._typed("string", {})
             one = self._add(pair(self._add(any_name), self._value(other)))
             behind = self._add(f"({COMMA} {one})*")
             began = self._add(f'({one} {behind} | "")')
@@ -163,7 +163,7 @@ class PythonRules:
             values = [v for v in values if isinstance(v, allowed) and (not isinstance(v, bool) or bool in allowed)]
         if not values:
             raise UnsupportedSchemaError("enum that allows no value")
-        return self._add(" | ".join(_written(text) for value in values for text in _literals(value)))
+        return self._add(" | ".join(json_text(text) for value in values for text in _literals(value)))
 
     def _referred(self, schema: Schema) -> str:
         _only(schema, {"$ref"})
@@ -227,11 +227,11 @@ def _entry(key: str, value: str) -> str:
 def _argument_name(name: str) -> str:
     if re.fullmatch(ARGUMENT_NAME, name) is None:
         raise UnsupportedSchemaError(f"property {json.dumps(name)}, which is no name of an argument")
-    return _written(name)
+    return json_text(name)
 
 
 def _key(name: str) -> str:
-    return f"({' | '.join(map(_written, _literals(name)))})"
+    return f"({' | '.join(map(json_text, _literals(name)))})"
 
 
 def _types(schema: Schema) -> list[str]:
@@ -255,10 +255,11 @@ def _only(schema: Schema, allowed: Iterable[str]) -> None:
 def _literals(value: Any) -> list[str]:
     """How Python writes a value of JSON: a text in either marks."""
     if isinstance(value, str):
-        double = _written(value)
+        double = json_text(value)
         return [double, f"'{value}'"] if double == f'"{value}"' and "'" not in value else [double]
     return [repr(value)]
 
 
-def _written(value: object) -> str:
+def json_text(value: object) -> str:
+    """As JSON; letters beyond ASCII stand for themselves."""
     return json.dumps(value, ensure_ascii=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from services.router.edge.answer.events import Events
+from services.router.edge.answer.events import Events, HeldBlanks
 from services.router.edge.answer.scan import Scanner, through
 
 
@@ -52,26 +52,23 @@ def reasoning(marks: ReasoningMarks, events: Events, is_open: bool) -> Scanner[s
 
     `is_open`: the prompt ended with the mark that begins it. Blanks around the reasoning are dropped.
     """
-    blanks = ""
     if not is_open:
-        read = ""
-        while marks.begin.startswith(read.lstrip()) and read.lstrip() != marks.begin:
+        blanks, read = [], ""
+        while marks.begin.startswith(read) and read != marks.begin:
             character = yield
             if not character:
-                return read
-            read += character
-        if read.lstrip() != marks.begin:
-            return read
-    begun = False
+                break
+            if read or not character.isspace():
+                read += character
+            else:
+                blanks.append(character)
+        if read != marks.begin:
+            return "".join((*blanks, read))
+    held, begun = HeldBlanks(), False
 
     def write(text: str) -> None:
-        nonlocal blanks, begun
-        text = blanks + text
-        if not begun:
-            text = text.lstrip()
-        kept = text.rstrip()
-        blanks = text[len(kept) :]
-        if kept:
+        nonlocal begun
+        if kept := held.add(text if begun else text.lstrip()):
             begun = True
             events.reasoning(kept)
 

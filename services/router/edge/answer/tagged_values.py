@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from services.router.edge.answer.call_rules import CallRules
-from services.router.edge.answer.python_rules import NOTES, UnsupportedSchemaError
+from services.router.edge.answer.python_rules import FREE_NAME, NOTES, UnsupportedSchemaError, json_text
 from shared.structure.grammar_text import json_schema
 from shared.structure.structured_output import MAX_STRUCTURE_BYTES
 
@@ -26,7 +26,6 @@ _MAX_DEPTH = 16
 _MAX_LITERAL_LEN = 65_536
 """Characters of a list or dict that is tried as Python's literal."""
 _DEFINITIONS = ("$defs", "definitions")
-_FREE_NAME = "[A-Za-z_][A-Za-z0-9_]{0,63}"
 
 
 class TaggedArguments:
@@ -47,7 +46,7 @@ class TaggedArguments:
         self._types = _types_of_argument(self._schema, name)
         self._read.clear()
         self._is_new = True
-        self._write(f"{', ' if self._num_written else ''}{_json(name)}: ")
+        self._write(f"{', ' if self._num_written else ''}{json_text(name)}: ")
         if self._types == _TEXT:
             self._write('"')
         self._num_written += 1
@@ -65,7 +64,7 @@ class TaggedArguments:
             kept = text.removesuffix("\n")
             self._read = [text[len(kept) :]]
             text = kept
-        self._write(_json(text)[1:-1])
+        self._write(json_text(text)[1:-1])
 
     def end(self) -> None:
         """The value is over."""
@@ -99,7 +98,7 @@ def _value(text: str, types: frozenset[str]) -> str:
                 return halves.decode("utf-16", "replace")
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         pass
-    return _json(text)
+    return json_text(text)
 
 
 def _refuse(word: str) -> None:
@@ -245,17 +244,17 @@ class TaggedRules:
         required = set(self._schema.get("required") or ())
         for missing in required - properties.keys():
             if other is False:
-                raise UnsupportedSchemaError(f"required {_json(missing)}, which no property is")
+                raise UnsupportedSchemaError(f"required {json_text(missing)}, which no property is")
             properties[missing] = other
         for name in properties:
             if name != name.strip() or not name or any(sign in "<>\n" for sign in name):
-                raise UnsupportedSchemaError(f"property {_json(name)}, which cannot stand in a tag")
+                raise UnsupportedSchemaError(f"property {json_text(name)}, which cannot stand in a tag")
         symbols = [
-            f"{self._argument(_json(name), schema)}{'' if name in required else '?'}"
+            f"{self._argument(json_text(name), schema)}{'' if name in required else '?'}"
             for name, schema in properties.items()
         ]
         if other is not False:
-            symbols.append(f"{self._argument(self._add(f'/{_FREE_NAME}/'), other)}*")
+            symbols.append(f"{self._argument(self._add(f'/{FREE_NAME}/'), other)}*")
         return " ".join(symbols) or '""'
 
     def _argument(self, name: str, schema: Any) -> str:
@@ -271,17 +270,17 @@ class TaggedRules:
             if values is None:
                 self._check_is_open(schema, set())
                 return self._text()
-            written = " | ".join(_json(value if isinstance(value, str) else _json(value)) for value in values)
+            written = " | ".join(json_text(value if isinstance(value, str) else json_text(value)) for value in values)
         else:
             definitions = {key: self._schema[key] for key in _DEFINITIONS if key in self._schema}
             compact = {**definitions, **schema, "x-guidance": {"whitespace_flexible": False}}
-            written = f"%json {_json(json_schema(compact))}"
+            written = f"%json {json_text(json_schema(compact))}"
         return f"{self._add(written)} {tags.line_end} {tags.end_symbol}"
 
     def _text(self) -> str:
         """Any text up to its closing tag, which may be a token or characters."""
         tags = self._tags
-        spelled = self._add("ANY", f"[suffix={_json(tags.end)}]")
+        spelled = self._add("ANY", f"[suffix={json_text(tags.end)}]")
         return f"({spelled} | OPEN {tags.end_symbol})" if tags.end_symbol.startswith("<[") else spelled
 
     def _check_is_open(self, schema: Any, seen: set[str]) -> None:
@@ -316,7 +315,3 @@ def _listed(schema: Any) -> list[Any] | None:
     if "const" in schema:
         return [schema["const"]]
     return list(schema["enum"]) if "enum" in schema else None
-
-
-def _json(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False)

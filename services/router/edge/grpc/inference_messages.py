@@ -7,10 +7,9 @@ from typing import Any
 import grpc.aio
 
 from services.router.dispatch.request import Request, Resume
-from services.router.edge.input_processor import ChatPrompt, Prompt, TextPrompt, TokensPrompt
 from services.router.edge.output_stream import OutputDelta, OutputFinish
 from services.router.edge.text.generation_defaults import GenerationDefaults
-from services.router.edge.text.prompt_tokenizer import MAX_BAD_WORDS
+from services.router.edge.text.prompt_tokenizer import MAX_BAD_WORDS, ChatPrompt, Prompt, TextPrompt, TokensPrompt
 from services.router.views.timings import system_fingerprint_of, ttft_message
 from shared.engine.sampling_params import MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS, SamplingParams
 from shared.errors import InvalidRequest

@@ -25,12 +25,13 @@ from services.router.edge.grpc.inference_messages import (
 )
 from services.router.edge.grpc.unary_call import answer_client
 from services.router.edge.grpc.write_watch import WriteWatch
-from services.router.edge.input_processor import CallInfo, InputProcessor, PromptOptions, TextPrompt
+from services.router.edge.input_processor import CallInfo, InputProcessor, PromptOptions
 from services.router.edge.limits import LimitSettings
 from services.router.edge.request_ledger import CallEntry
 from services.router.edge.scheduling import scheduling_hints
 from services.router.edge.settings import EdgeSettings
 from services.router.edge.tenants.auth import ApiKeys
+from services.router.edge.text.prompt_tokenizer import TextPrompt
 from services.router.views.traces.call_trace import CallTrace
 from shared.errors import Cancelled, DeadlineExceeded, Internal, InvalidRequest, TandemError
 from shared.rpc.errors import abort

@@ -9,11 +9,9 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from services.router.edge.http.bodies import STRICT, parse_body, read_body
+from services.router.edge.http.bodies import MAX_SETTING_BYTES, STRICT, parse_body, read_body
 from services.router.edge.input_processor import InputProcessor
 from services.router.edge.tenants.auth import ApiKeys, credentials
-
-MAX_BODY_BYTES = 64 * 1024
 
 
 class AdapterRequest(BaseModel):
@@ -62,7 +60,7 @@ class Adapters:
 
     async def _body(self, request: Request, kind: type[A]) -> A:
         self._keys.check_admin(credentials(request.headers))
-        asked = parse_body(kind, await read_body(request.receive, request.headers, MAX_BODY_BYTES))
+        asked = parse_body(kind, await read_body(request.receive, request.headers, MAX_SETTING_BYTES))
         if asked.model and not self._input_processor.names.include(asked.model):
             self._input_processor.check_model(asked.model, "")
         return asked

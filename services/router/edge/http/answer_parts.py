@@ -159,7 +159,12 @@ class Call:
 
     id: str
     name: str
-    arguments: str = ""  # JSON text
+    pieces: list[str] = field(default_factory=list)
+
+    @property
+    def arguments(self) -> str:
+        """JSON text, as far as it is written."""
+        return "".join(self.pieces)
 
 
 @dataclass(slots=True)
@@ -181,6 +186,11 @@ class AnswerParts:
     def reasoning(self) -> str:
         """The reasoning written until now."""
         return "".join(self._thoughts)
+
+    @property
+    def only_reasons(self) -> bool:
+        """Whether it has reasoning until now, and nothing else."""
+        return bool(self._thoughts) and not self._texts and not self.calls
 
     def add(self, delta: OutputDelta) -> list[Event]:
         """Takes a delta; returns what it brought. The last one brings what was held back."""
@@ -208,7 +218,7 @@ class AnswerParts:
                 case CallBegun(_, name):
                     self.calls.append(Call(self._new_id(), name))
                 case CallArguments(index, text):
-                    self.calls[index].arguments += text
+                    self.calls[index].pieces.append(text)
 
     def _new_id(self) -> str:
         if self.short_ids:

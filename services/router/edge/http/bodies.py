@@ -14,6 +14,8 @@ from starlette.types import Receive
 from services.router.edge.limits import LimitSettings
 from shared.errors import Cancelled, InvalidRequest
 
+MAX_SETTING_BYTES = 64 * 1024
+"""Of a body that changes the cluster: weights, adapters, sessions."""
 MAX_JSON_DEPTH = 201
 """The parser's own limit."""
 
@@ -21,6 +23,8 @@ STRICT = ConfigDict(strict=True, extra="allow", frozen=True)
 """What a schema does not name is looked at in `unsupported`."""
 
 _STRINGS_AT_ONCE = 4096
+_MOST_PROBLEMS = 64
+"""Of a body that are looked at: one is enough, and lists and objects may have one an element."""
 
 # One wrong element is enough: a list of a million of them must not become a million error objects.
 TokenIdList = Annotated[list[int], Field(fail_fast=True)]
@@ -140,7 +144,7 @@ def parse_body(cls: type[M], body: bytes) -> M:
 def explained(error: ValidationError) -> InvalidRequest:
     """The first field at fault, with everything that its type would have allowed; where it is an object or a list, with
     what is at fault within."""
-    problems = error.errors(include_url=False, include_context=False, include_input=False)
+    problems = error.errors(include_url=False, include_context=False, include_input=False)[:_MOST_PROBLEMS]
     first = problems[0]
     if first["type"] == "json_invalid":
         if "recursion limit" in first["msg"]:

@@ -19,13 +19,14 @@ from services.router.edge.access import NOTE
 from services.router.edge.http.best_answers import best_answers
 from services.router.edge.http.bodies import BodyTooLargeError, check_json_size, read_body
 from services.router.edge.http.errors import ErrorShape, as_tandem_error, error_headers
-from services.router.edge.input_processor import CallInfo, InputProcessor, Prompt, PromptOptions, checked_request_id
+from services.router.edge.input_processor import CallInfo, InputProcessor, PromptOptions, checked_request_id
 from services.router.edge.output_stream import OutputDelta, OutputStream
 from services.router.edge.request_ledger import CallEntry, CallNote
 from services.router.edge.scheduling import SchedulingHints
 from services.router.edge.settings import EdgeSettings
 from services.router.edge.tenants.auth import CALLER, ApiKeys, Caller, identified
 from services.router.edge.tenants.rate_limits import Account
+from services.router.edge.text.prompt_tokenizer import Prompt
 from shared.engine.sampling_params import SamplingParams
 from shared.errors import Cancelled, InvalidRequest, TandemError, WorkerLost
 from shared.seeds import derived_seed

@@ -10,11 +10,14 @@ from collections.abc import Callable
 from starlette.datastructures import Headers, QueryParams
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from services.router.edge.limits import LimitSettings
 from services.router.edge.tenants.auth import CALLER, ApiKeys, credentials
 from shared.errors import Unauthenticated
 
 _TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+"|"|[{}\[\]:]', re.DOTALL)
 _KEY = b'"model"'
+_MOST_TOKENS = LimitSettings.max_json_values + 4 * LimitSettings.max_json_members
+"""More than a body within the limits has; the first model's application refuses it."""
 OF_NO_MODEL = ("/v1/files", "/v1/batches", "/v1/conversations")
 """Paths whose bodies name no model; the first one's application has what all share."""
 
@@ -88,11 +91,13 @@ class _Body:
 
 def model_in(content: bytes) -> str | None:
     """The string member `model` of the JSON object that `content` is or begins; empty for a member of another type,
-    None where it is not there yet. Looks no further than that member, and parses nothing else."""
+    None where it is not there yet. Looks no further than that member and _MOST_TOKENS, and parses nothing else."""
     depth = 0
     value_at = 0  # where the member's value begins, once it is found
     last = b""
-    for match in _TOKEN.finditer(content):
+    for number, match in enumerate(_TOKEN.finditer(content)):
+        if number == _MOST_TOKENS:
+            return ""
         token = match.group()
         if token == b'"':
             return None  # a string that is cut off

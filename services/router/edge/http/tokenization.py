@@ -14,13 +14,15 @@ from starlette.routing import Route
 from services.router.edge.http.anthropic.endpoint import Messages
 from services.router.edge.http.bodies import STRICT, TokenIdList, check_json_size, parse_body, read_body
 from services.router.edge.http.errors import ErrorShape, as_tandem_error, error_headers
+from services.router.edge.http.listing import tenant_of
 from services.router.edge.http.openai.chat_messages import Message, TemplateFields
 from services.router.edge.http.openai.schemas import Tool
 from services.router.edge.http.responses.dialect import Responses
 from services.router.edge.http.responses.shelf import Shelf
-from services.router.edge.input_processor import InputProcessor, Prompt, TextPrompt
+from services.router.edge.input_processor import InputProcessor
 from services.router.edge.settings import EdgeSettings
-from services.router.edge.tenants.auth import ApiKeys, credentials, identified
+from services.router.edge.tenants.auth import ApiKeys, credentials
+from services.router.edge.text.prompt_tokenizer import Prompt, TextPrompt
 from shared.errors import InvalidRequest
 
 T = TypeVar("T", bound=BaseModel)
@@ -133,7 +135,7 @@ class Tokenization:
 
     async def _body(self, request: Request) -> tuple[bytes, str]:
         """The body, and the tenant that sent it."""
-        tenant = identified(request.headers, self._keys, None)[0].tenant
+        tenant = tenant_of(request, self._keys)
         body = await read_body(request.receive, request.headers, self._settings.max_body_bytes)
         await check_json_size(body, self._settings.limits, self._input_processor.core.max_prompt_tokens())
         return body, tenant

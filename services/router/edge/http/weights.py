@@ -3,20 +3,18 @@ names."""
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, TypeVar
 
 from pydantic import BaseModel, Field, StringConstraints
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from services.router.edge.http.bodies import STRICT, parse_body, read_body
+from services.router.edge.http.bodies import MAX_SETTING_BYTES, STRICT, parse_body, read_body
 from services.router.edge.input_processor import InputProcessor
 from services.router.edge.tenants.auth import ApiKeys, credentials
 from shared.fingerprints import system_fingerprint
 
-MAX_BODY_BYTES = 64 * 1024
 Name = Annotated[str, StringConstraints(min_length=1, max_length=128)]
 
 
@@ -65,7 +63,7 @@ class Weights:
         asked = await self._body(request, UpdateBody)
         weights = self._input_processor.names.known_weights
         fingerprint, workers = await weights.update(asked.model_path, asked.timeout_s)
-        return _json(
+        return JSONResponse(
             {
                 "success": True,
                 "system_fingerprint": system_fingerprint(fingerprint),
@@ -78,27 +76,23 @@ class Weights:
         """Answers once they sleep."""
         asked = await self._body(request, SleepBody)
         weights = self._input_processor.names.known_weights
-        return _json({"workers": await weights.sleep(asked.workers, asked.timeout_s)})
+        return JSONResponse({"workers": await weights.sleep(asked.workers, asked.timeout_s)})
 
     async def wake_up(self, request: Request) -> Response:
         """Answers once they take requests."""
         asked = await self._body(request, SleepBody)
-        return _json({"workers": await self._input_processor.names.known_weights.wake(asked.workers)})
+        return JSONResponse({"workers": await self._input_processor.names.known_weights.wake(asked.workers)})
 
     async def is_sleeping(self, request: Request) -> Response:
         """Whether any of the model does that the query names, and which."""
         self._keys.check_admin(credentials(request.headers))
         self._input_processor.check_model(request.query_params.get("model", ""), "")
         asleep = self._input_processor.names.known_weights.asleep()
-        return _json({"is_sleeping": bool(asleep), "workers": asleep})
+        return JSONResponse({"is_sleeping": bool(asleep), "workers": asleep})
 
     async def _body(self, request: Request, kind: type[B]) -> B:
         self._keys.check_admin(credentials(request.headers))
-        body = await read_body(request.receive, request.headers, MAX_BODY_BYTES)
+        body = await read_body(request.receive, request.headers, MAX_SETTING_BYTES)
         asked = parse_body(kind, body or b"{}")
         self._input_processor.check_model(asked.model or "", "")
         return asked
-
-
-def _json(body: dict[str, object]) -> Response:
-    return Response(json.dumps(body), media_type="application/json")

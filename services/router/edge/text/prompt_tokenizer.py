@@ -139,6 +139,17 @@ def _num_chars(value: JsonValue) -> int:
     return 0
 
 
+def _size(value: JsonValue) -> int:
+    """As `_num_chars`, with names of members, and one for a number: what a template writes out, at least."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(len(name) + _size(one) for name, one in value.items())
+    if isinstance(value, Sequence):
+        return sum(map(_size, value))
+    return 1
+
+
 MAX_BAD_WORDS = 128
 MAX_BAD_WORD_LEN = 256
 
@@ -227,6 +238,7 @@ class PromptTokenizer:
             self._check_len("prompt", num_chars, context_len)
         else:
             num_chars = self._message_chars(prompt, context_len)
+            num_chars += _size(prompt.tools) + _size(prompt.variables) + _size(prompt.documents)
         if num_chars <= _INLINE_TEXT_LEN:
             return self._encode(prompt, context_len)
         loop = asyncio.get_running_loop()

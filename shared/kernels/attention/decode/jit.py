@@ -1,6 +1,6 @@
 """Decode attention in Triton: parts of every sequence side by side; the last part of a sequence to end merges them.
 
-Flash-decoding (Dao et al. 2023) over the work items of `plan_jit`: all parts of a launch are about equally long,
+Flash-decoding (Dao et al. 2023) over the work items of `schedule_jit`: all parts of a launch are about equally long,
 whatever the mix of lengths. The query heads of a group fill the rows of one matrix tile, so each key is read once for
 all of them. In a step that checks guesses so do the few tokens of a sequence's query.
 """
@@ -96,7 +96,7 @@ def decode_parts(
     pool,  # PoolView.elements
     scales,  # PoolView.as_scales
     block_tables,  # [num_seqs, table_stride] int32
-    items,  # [num_slots, WIDTH] int32, see plan_jit
+    items,  # [num_slots, WIDTH] int32, see schedule_jit
     tickets,  # [num_seqs, num_kv_heads] int32, all 0 before and after
     output,  # [num_tokens, num_kv_heads * GROUP, HEAD_DIM]
     part_means,  # [num_slots, QUERIES, num_kv_heads * GROUP, HEAD_DIM] fp32, of the sequences with several parts

@@ -21,7 +21,7 @@ class DecodePlan:
     """Work items of a launch and the memory that its parts meet in. Layers use it one after another."""
 
     config: DecodeConfig
-    items: Tensor  # [num_slots, 8] int32, see plan_jit
+    items: Tensor  # [num_slots, 8] int32, see schedule_jit
     tickets: Tensor  # [num_seqs, num_kv_heads] int32, parts that are done; 0 before and after a launch
     part_means: Tensor  # [num_slots, queries, num_heads, head_dim] fp32, of the sequences with several parts
     part_peaks: Tensor  # [num_slots, queries, num_heads] fp32, base-2 log of the softmax's denominator

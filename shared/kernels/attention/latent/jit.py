@@ -20,7 +20,7 @@ def latent_parts(
     query,  # [num_tokens, NUM_HEADS, DIM]
     pool,  # [num_blocks, num_layers, 1, 1, BLOCK_SIZE * DIM]
     block_tables,  # [num_seqs, table_stride] int32
-    items,  # [num_slots, WIDTH] int32, see plan_jit
+    items,  # [num_slots, WIDTH] int32, see schedule_jit
     output,  # [num_tokens, NUM_HEADS, DIM]
     part_means,  # [num_slots, NUM_HEADS, DIM] fp32, of the sequences with several parts
     part_peaks,  # [num_slots, NUM_HEADS] fp32, base-2 log of the softmax's denominator

@@ -89,7 +89,7 @@ def prefill_tiles(
     pool,  # PoolView.elements
     scales,  # PoolView.as_scales
     block_tables,  # [num_seqs, table_stride] int32
-    items,  # [num_tiles, WIDTH] int32, see plan_jit
+    items,  # [num_tiles, WIDTH] int32, see schedule_jit
     output,  # [num_tokens, num_kv_heads * GROUP, HEAD_DIM]
     layer,
     table_stride,

@@ -18,7 +18,7 @@ ITEMS = 64  # work items that it writes at once
 class PrefillPlan:
     """The query tiles of all chunks of a step."""
 
-    items: Tensor  # [num_tiles, 8] int32, see plan_jit
+    items: Tensor  # [num_tiles, 8] int32, see schedule_jit
 
     @property
     def num_tiles(self) -> int:

@@ -57,7 +57,7 @@ def test_a_flipped_bit_anywhere_in_a_file_is_found(tmp_path: Path, bit: int) -> 
         data[bit // 8] ^= 1 << bit % 8
         path.write_bytes(data)
         assert read(tier, 0) is None
-        assert (tier.counters.num_bad, tier.used_bytes, path.exists()) == (1, 0, False)
+        assert (tier.counters.num_bad, tier.blocks.used_bytes, path.exists()) == (1, 0, False)
         put(tier, 0)
         assert read(tier, 0) == block(0)
     finally:
@@ -74,7 +74,7 @@ def test_a_file_of_another_length_is_found(tmp_path: Path, size: int) -> None:
     path.write_bytes((path.read_bytes() + b"x")[:size])
     tier = started(tmp_path)
     assert read(tier, 0) is None
-    assert (tier.counters.num_bad, tier.used_bytes) == (1, 0)
+    assert (tier.counters.num_bad, tier.blocks.used_bytes) == (1, 0)
     tier.close()
 
 
@@ -125,7 +125,7 @@ def test_a_disk_that_is_full_is_told_and_leaves_nothing_behind(tmp_path: Path, m
         put(tier, 1)
     monkeypatch.undo()
     assert list(tmp_path.glob("??/*.tmp")) == []
-    assert (read(tier, 0), read(tier, 1), tier.used_bytes) == (block(0), None, FILE_BYTES)
+    assert (read(tier, 0), read(tier, 1), tier.blocks.used_bytes) == (block(0), None, FILE_BYTES)
     put(tier, 1)
     assert read(tier, 1) == block(1)
     tier.close()

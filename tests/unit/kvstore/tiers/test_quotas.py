@@ -254,6 +254,6 @@ def test_a_flush_drops_one_tenants_blocks_or_all_and_tells_the_index(tmp_path: P
     assert tiers.flush("a") == (2, 2 * (BLOCK_BYTES + HEADER_BYTES))
     assert tiers.tiers[0].drain_events().evicted == HASHES[:2]
     assert tiers.flush()[0] == 4
-    assert (tiers.tiers[0].used_bytes, list(tmp_path.glob("??/*.kv"))) == (0, [])
+    assert (tiers.tiers[0].blocks.used_bytes, list(tmp_path.glob("??/*.kv"))) == (0, [])
     assert [state.num_held for state in tiers.pins()] == [0]
     tiers.close()

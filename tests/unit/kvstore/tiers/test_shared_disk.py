@@ -53,7 +53,7 @@ def test_a_neighbours_block_is_found_served_and_not_stored_twice(make: Make) -> 
     assert (other.holds(HASHES[0]), read(other, 0)) == (True, block(0))
     assert not other.wants(HASHES[0], BLOCK_BYTES)
     put(other, 0)
-    assert (other.used_bytes, one.used_bytes, other.counters.num_stored) == (0, FILE_BYTES, 0)
+    assert (other.blocks.used_bytes, one.blocks.used_bytes, other.counters.num_stored) == (0, FILE_BYTES, 0)
     assert other.drain_events().sealed == []
 
 
@@ -101,7 +101,7 @@ def test_a_node_that_is_gone_leaves_its_blocks_to_the_others_and_finds_them_agai
     assert [read(other, number) for number in range(4)] == [block(number) for number in range(4)]
     again = make("store-0", num_blocks=2)
     assert again.drain_events().sealed == [HASHES[2], HASHES[3]], "to its bound, the last used"
-    assert again.used_bytes == 2 * FILE_BYTES
+    assert again.blocks.used_bytes == 2 * FILE_BYTES
     other.look()
     assert [read(other, number) for number in range(4)] == [None, None, block(2), block(3)]
 
@@ -248,7 +248,7 @@ for turn in range(300):
     for asked in range(12):
         assert read(tier, asked) in (None, block(asked))
     assert tier.counters.num_bad == 0
-    assert tier.used_bytes <= tier.budget_bytes
+    assert tier.blocks.used_bytes <= tier.blocks.budget_bytes
     tier.look()
     tier.drain_events()
 tier.close()
@@ -271,7 +271,7 @@ def test_nodes_that_store_read_evict_and_are_killed_at_once_damage_nothing(tmp_p
     for tier in tiers:
         tier.look()
         assert tier.counters.num_bad == 0
-        assert tier.used_bytes <= 2 * FILE_BYTES
+        assert tier.blocks.used_bytes <= 2 * FILE_BYTES
         assert not list(tier.folder.glob("??/*.tmp"))
     held = {number for number in range(12) if tiers[0].holds(HASHES[number])}
     assert held

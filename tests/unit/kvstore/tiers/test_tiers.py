@@ -106,7 +106,7 @@ def test_any_use_keeps_to_the_budget_and_to_the_truth(make_tier: MakeTier, uses:
             else:
                 events = tier.drain_events()
                 published = (published | {*events.sealed}) - {*events.evicted}
-            assert tier.used_bytes <= 4 * (BLOCK_BYTES + HEADER_BYTES) + 7
+            assert tier.blocks.used_bytes <= 4 * (BLOCK_BYTES + HEADER_BYTES) + 7
         assert {HASHES[i] for i in range(12) if read(tier, i) is not None} == published
     finally:
         tier.close()

@@ -6,17 +6,9 @@ import time
 
 import pytest
 
-from services.router.edge.input_processor import (
-    CallInfo,
-    ChatPrompt,
-    InputProcessor,
-    Prompt,
-    PromptOptions,
-    TextPrompt,
-    TokensPrompt,
-    checked_request_id,
-)
+from services.router.edge.input_processor import CallInfo, InputProcessor, PromptOptions, checked_request_id
 from services.router.edge.settings import EdgeSettings
+from services.router.edge.text.prompt_tokenizer import ChatPrompt, Prompt, TextPrompt, TokensPrompt
 from shared.engine.sampling_params import SamplingParams
 from shared.errors import InvalidRequest, NotFound, PromptTooLong, WorkerLost
 from shared.model.text.tokenizer import Tokenizer

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from services.router.edge.limits import LimitSettings
@@ -68,3 +70,24 @@ async def test_a_text_at_the_bound_is_tokenized(tokenizer: Tokenizer) -> None:
     text = "a" * (100 * tokenizer.longest_token_len)
     ids = await prompts(tokenizer).token_ids(TextPrompt(text), 100)
     assert len(ids) == len(text) + 1
+
+
+class NotingTokenizer(UnusedTokenizer):
+    """Notes in which thread it tokenizes."""
+
+    thread: threading.Thread | None = None
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        self.thread = threading.current_thread()
+        return [1]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "is_here"),
+    [({"city": 1}, True), ({"k" * 5000: 1}, False), ({"enum": list(range(5000))}, False)],
+)
+async def test_long_tools_are_tokenized_in_a_thread_whatever_makes_them_long(parameters, is_here) -> None:
+    tokenizer = NotingTokenizer()
+    prompt = ChatPrompt([{"role": "user", "content": "a"}], [{"function": {"name": "f", "parameters": parameters}}])
+    await prompts(tokenizer).token_ids(prompt, 100_000)
+    assert (tokenizer.thread is threading.current_thread()) == is_here

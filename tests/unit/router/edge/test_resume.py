@@ -8,8 +8,9 @@ from collections.abc import Sequence
 import pytest
 
 from services.router.dispatch.request import FinishReason, Request, Resume
-from services.router.edge.input_processor import CallInfo, InputProcessor, TokensPrompt
+from services.router.edge.input_processor import CallInfo, InputProcessor
 from services.router.edge.output_stream import INLINE_TOKENS, OutputDelta, OutputStream
+from services.router.edge.text.prompt_tokenizer import TokensPrompt
 from shared.engine.sampling_params import SamplingParams
 from shared.errors import InvalidRequest
 from shared.model.text.tokenizer import Tokenizer

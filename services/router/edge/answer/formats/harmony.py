@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 
 from services.router.edge.answer.call_rules import CallRules
-from services.router.edge.answer.events import Events
+from services.router.edge.answer.events import Events, HeldBlanks
 from services.router.edge.answer.reasoning import Channels, ReasoningMarks
 from services.router.edge.answer.scan import MAX_NAME_LEN, NotAToolCall, Scanner, Tape, through_any, value
 from services.router.edge.answer.tool_use import ToolUse
@@ -134,7 +134,7 @@ class _Reasoning:
     def __init__(self, events: Events) -> None:
         self._events = events
         self._between = ""  # messages
-        self._blanks = ""  # before more text of this message
+        self._blanks = HeldBlanks()  # before more text of this message
         self._is_new = True
 
     def begin(self) -> Callable[[str], None]:
@@ -144,14 +144,11 @@ class _Reasoning:
 
     def _write(self, text: str) -> None:
         if self._is_new:
-            text, self._blanks = text.lstrip(), self._between
+            text, self._blanks = text.lstrip(), HeldBlanks(self._between)
         if not text:
             return
         self._is_new = False
-        text = self._blanks + text
-        kept = text.rstrip()
-        self._blanks = text[len(kept) :]
-        if kept:
+        if kept := self._blanks.add(text):
             self._events.reasoning(kept)
             self._between = _BETWEEN
 

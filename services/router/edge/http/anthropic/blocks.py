@@ -69,6 +69,6 @@ def blocks(answer: AnswerParts) -> list[dict[str, object]]:
 def _input(call: Call) -> Mapping[str, object]:
     try:
         value = json.loads(call.arguments or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}

@@ -8,6 +8,7 @@ import json
 import os
 import time
 import uuid
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -63,6 +64,8 @@ class FileStore:
         self._files: dict[str, StoredFile] = {}
         self._arriving: dict[Path, tuple[str, int]] = {}
         """Tenant and counted bytes of uploads that `keep` has not made files yet, by path."""
+        self._held = Counter[str]()
+        """Counted bytes of files and uploads by tenant."""
         self._lock: BinaryIO | None = None
         self.in_use: Callable[[str], bool] = lambda _: False
         """Whether a file may not be deleted now."""
@@ -81,7 +84,7 @@ class FileStore:
         known = set()
         for path in self._data.glob("*.json"):
             stored = StoredFile(**json.loads(path.read_text()))
-            self._files[stored.id] = stored
+            self._add(stored)
             known.add(stored.id)
         for path in self._data.iterdir():
             if path.name.partition(".")[0] not in known or path.suffix == ".part":
@@ -117,12 +120,10 @@ class FileStore:
     def check_room(self, tenant: str) -> None:
         """Raises QuotaExceeded where the tenant's files and uploads are longer than `tenant_bytes`, Overloaded where
         those of all tenants are longer than `max_bytes`."""
-        held = [(file.tenant, file.counted_bytes) for file in self._files.values()]
-        held += self._arriving.values()
-        if sum(num_bytes for owner, num_bytes in held if owner == tenant) > self._settings.tenant_bytes:
+        if self._held[tenant] > self._settings.tenant_bytes:
             limit = self._settings.tenant_bytes
             raise QuotaExceeded(f"file: the tenant's files have more than {limit} bytes", field="file", limit=limit)
-        if sum(num_bytes for _, num_bytes in held) > self._settings.max_bytes:
+        if self._held.total() > self._settings.max_bytes:
             limit = self._settings.max_bytes
             raise Overloaded(f"file: all files have more than {limit} bytes", field="file", limit=limit)
 
@@ -152,13 +153,32 @@ class FileStore:
         return path, num_bytes
 
     def _arrives(self, path: Path, tenant: str, num_bytes: int) -> None:
+        self._arrived(path)
         self._arriving[path] = (tenant, max(LEAST_BYTES, num_bytes))
+        self._held[tenant] += max(LEAST_BYTES, num_bytes)
         self.check_room(tenant)
+
+    def _arrived(self, path: Path) -> None:
+        """The upload is not counted any more."""
+        if (counted := self._arriving.pop(path, None)) is not None:
+            tenant, num_bytes = counted
+            self._held[tenant] -= num_bytes
+
+    def _add(self, stored: StoredFile) -> None:
+        self._forget(stored.id)
+        self._files[stored.id] = stored
+        self._held[stored.tenant] += stored.counted_bytes
+
+    def _forget(self, file_id: str) -> StoredFile | None:
+        found = self._files.pop(file_id, None)
+        if found is not None:
+            self._held[found.tenant] -= found.counted_bytes
+        return found
 
     async def drop(self, data: Path) -> None:
         """Removes an upload that `keep` has not made a file."""
         await unbroken(asyncio.to_thread(data.unlink, missing_ok=True))
-        self._arriving.pop(data, None)
+        self._arrived(data)
 
     async def keep(
         self, tenant: str, data: Path, filename: str, purpose: str, ttl_s: float | None = None, file_id: str = ""
@@ -178,8 +198,8 @@ class FileStore:
 
         async def note() -> None:
             await asyncio.to_thread(self._keep, stored, data)
-            self._files[stored.id] = stored
-            self._arriving.pop(data, None)
+            self._add(stored)
+            self._arrived(data)
 
         await unbroken(note())
         return stored
@@ -205,7 +225,7 @@ class FileStore:
                 await self._remove(file_id)
 
     async def _remove(self, file_id: str) -> None:
-        if self._files.pop(file_id, None) is None:
+        if self._forget(file_id) is None:
             return  # another call is removing it
 
         def remove() -> None:

@@ -29,6 +29,8 @@ logger = logging.getLogger(__name__)
 LOOK_S = 0.05
 """Time between two checks for idle workers. Seconds."""
 FIRST_RETRY_S, LONGEST_RETRY_S = 0.25, 15.0
+_BETWEEN_SWEEPS_S = 1.0
+"""Time between two looks for expired files while a line waits. Seconds."""
 AGAIN = (429, 499, 503)
 """Statuses after which a line is tried again: the cluster had no room, or lost the request."""
 
@@ -58,6 +60,7 @@ class BatchRunner:
         self._batches: dict[str, Batch] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._num_running = 0
+        self._sweep_at = 0.0
         self._disk = asyncio.Lock()
         files.in_use = self._reads
 
@@ -260,7 +263,9 @@ class BatchRunner:
 
         while not errors and not may_start():  # no event says that workers are idle
             await asyncio.sleep(self._idleness.look_s)
-            await self._files.sweep()
+            if time.monotonic() >= self._sweep_at:
+                self._sweep_at = time.monotonic() + _BETWEEN_SWEEPS_S
+                await self._files.sweep()
 
     def _is_full(self, tenant: str) -> bool:
         """Whether the bounds on files leave no room for the tenant's answers."""

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, TypeVar
 
 from pydantic import BaseModel, Field, StringConstraints
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
-from services.router.edge.http.bodies import STRICT, parse_body, read_body
+from services.router.edge.http.bodies import MAX_SETTING_BYTES, STRICT, parse_body, read_body
 from services.router.edge.http.openai.schemas import session_of_key
 from services.router.edge.input_processor import InputProcessor
 from services.router.edge.scheduling import MAX_NEXT_TURN_S
 from services.router.edge.tenants.auth import CALLER, ApiKeys, identified
 from shared.errors import InvalidRequest
-
-MAX_BODY_BYTES = 64 * 1024
 
 
 class CloseRequest(BaseModel):
@@ -49,19 +46,19 @@ class SessionCalls:
         """Nothing is retained for the session any more."""
         _, tenant, session = await self._named(request, CloseRequest)
         released = await self._input_processor.close_session(tenant, session)
-        return _answer({"object": "cache.session.closed", "released_blocks": released})
+        return JSONResponse({"object": "cache.session.closed", "released_blocks": released})
 
     async def expect(self, request: Request) -> Response:
         """What is retained for sessions that come back later than this one is evicted first."""
         asked, tenant, session = await self._named(request, ExpectRequest)
         self._input_processor.expect_session(tenant, session, asked.next_turn_s)
-        return _answer({"object": "cache.session.expected", "next_turn_s": asked.next_turn_s})
+        return JSONResponse({"object": "cache.session.expected", "next_turn_s": asked.next_turn_s})
 
     async def _named(self, request: Request, schema: type[Asked]) -> tuple[Asked, str, str]:
         """Body, tenant and session, which is that of `prompt_cache_key`, else of `x-session-id`."""
         hints, whose = identified(request.headers, self._keys, request.scope.get(CALLER))
         self._input_processor.rates.begin(whose, hints.tenant)
-        asked = parse_body(schema, await read_body(request.receive, request.headers, MAX_BODY_BYTES))
+        asked = parse_body(schema, await read_body(request.receive, request.headers, MAX_SETTING_BYTES))
         self._input_processor.check_model(asked.model or "", hints.tenant)
         session = session_of_key(asked.prompt_cache_key) or hints.session
         if not session:
@@ -69,7 +66,3 @@ class SessionCalls:
                 "prompt_cache_key is missing, and so is x-session-id: which session is it?", field="prompt_cache_key"
             )
         return asked, hints.tenant, session
-
-
-def _answer(body: dict[str, str | int | float]) -> Response:
-    return Response(json.dumps(body), media_type="application/json")

@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from services.router.dispatch.request import FinishReason, Request
 from services.router.edge.answer.events import CallArguments, CallBegun, Content, Event, Reasoning
@@ -35,26 +35,12 @@ from services.router.views.timings import tandem_member
 from shared.model.text.tokenizer import Tokenizer
 
 
-class ChatDialect(Protocol):
-    """The part of the chat endpoint that the writers call."""
-
-    model_name: str
-
-    def logprobs(self, delta: OutputDelta, as_ids: bool | None = None) -> list[object]:
-        """`logprobs.content` of a delta; `as_ids` names tokens by their ids."""
-        ...
-
-    def prompt_logprobs(self, request: Request, delta: OutputDelta) -> list[dict[str, object] | None]:
-        """`prompt_logprobs` of an answer's first delta."""
-        ...
-
-
 class ChatStream:
     """A chat completion as server-sent events."""
 
     def __init__(
         self,
-        dialect: ChatDialect,
+        dialect: Chat,
         request: ChatRequest,
         plan: Sequence[Request],
         request_id: str,
@@ -153,7 +139,7 @@ class ChatBody:
 
     def __init__(
         self,
-        dialect: ChatDialect,
+        dialect: Chat,
         request: ChatRequest,
         plan: Sequence[Request],
         request_id: str,

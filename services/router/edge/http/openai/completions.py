@@ -24,9 +24,10 @@ from services.router.edge.http.errors import OpenAIErrors
 from services.router.edge.http.openai.logprobs import CompletionLogprobs, prompt_logprobs
 from services.router.edge.http.openai.schemas import CommonRequest
 from services.router.edge.http.openai.unsupported import COMPLETION_FIELDS
-from services.router.edge.input_processor import Prompt, PromptOptions, TextPrompt, TokensPrompt
+from services.router.edge.input_processor import PromptOptions
 from services.router.edge.output_stream import OutputDelta
 from services.router.edge.text.generation_defaults import NO_DEFAULTS, GenerationDefaults
+from services.router.edge.text.prompt_tokenizer import Prompt, TextPrompt, TokensPrompt
 from services.router.views.timings import tandem_member
 from shared.engine.sampling_params import MAX_LOGPROBS, SamplingParams
 from shared.errors import InvalidRequest

@@ -9,7 +9,7 @@ from typing import Any
 
 from services.router.edge.answer.call_rules import CallRules
 from services.router.edge.answer.families import CallFormat
-from services.router.edge.answer.python_rules import UnsupportedSchemaError
+from services.router.edge.answer.python_rules import UnsupportedSchemaError, json_text
 from services.router.edge.answer.reasoning import Channels
 from services.router.edge.answer.tool_use import ToolUse
 from services.router.edge.http.openai.schemas import Tool
@@ -113,9 +113,9 @@ def _rules(tools: Sequence[Tool], use: ToolUse, tokenizer: Tokenizer) -> CallRul
 
 def _answer_rule(answer: StructuredOutput) -> str:
     if answer.kind is StructureKind.CHOICE:
-        return " | ".join(map(_written, answer.choices))
+        return " | ".join(map(json_text, answer.choices))
     schema = json.loads(answer.text) if answer.kind is StructureKind.JSON_SCHEMA else any_object()
-    return f"%json {_written(json_schema(schema))}"
+    return f"%json {json_text(json_schema(schema))}"
 
 
 def _any_call_rule(tools: Sequence[Tool], arguments: str) -> str:
@@ -124,17 +124,13 @@ def _any_call_rule(tools: Sequence[Tool], arguments: str) -> str:
 
 
 def _compact(schema: dict[str, Any]) -> str:
-    return f"%json {_written(json_schema({**closed(schema), 'x-guidance': _COMPACT}))}"
+    return f"%json {json_text(json_schema({**closed(schema), 'x-guidance': _COMPACT}))}"
 
 
 def _parameters(tools: Sequence[Tool]) -> Iterator[tuple[str, dict[str, Any]]]:
     for tool in tools:
         assert tool.function is not None
         yield tool.function.name, dict(tool.function.parameters or _ANYTHING)
-
-
-def _written(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False)
 
 
 def _list_of_calls(tools: Sequence[Tool], max_calls: int | None) -> dict[str, Any]:

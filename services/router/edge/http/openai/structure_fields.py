@@ -254,7 +254,10 @@ def _schema(given: Schema, field: str, options: _Options | None = None) -> Struc
     options = options or _Options()
     schema = _object_of(given, field)
     if options.closed:
-        schema = closed(schema)
+        try:
+            schema = closed(schema)
+        except RecursionError:
+            raise InvalidRequest(f"{field} is nested too deeply", field=field) from None
     if options.guidance:
         schema = {**schema, "x-guidance": {**_object(schema.get("x-guidance")), **options.guidance}}
     return StructuredOutput(StructureKind.JSON_SCHEMA, json.dumps(schema, ensure_ascii=False), source=field)

@@ -15,10 +15,11 @@ from starlette.routing import Route
 from services.router.edge.catalog import Catalog
 from services.router.edge.http.anthropic.errors import AnthropicErrors
 from services.router.edge.http.errors import as_tandem_error, error_headers, error_json
+from services.router.edge.http.listing import tenant_of
 from services.router.edge.http.pages.docs_page import docs_page
 from services.router.edge.http.pages.openapi import openapi_document
 from services.router.edge.input_processor import InputProcessor
-from services.router.edge.tenants.auth import ApiKeys, credentials, identified
+from services.router.edge.tenants.auth import ApiKeys, credentials
 from services.router.placement.views import NamedAdapter
 from services.router.views.cluster_view import ClusterView
 from shared.errors import InvalidRequest, NotFound, TandemError
@@ -84,14 +85,14 @@ class Pages:
 
     async def models(self, request: Request) -> Response:
         """`GET /v1/models`."""
-        tenant = self._tenant(request)
+        tenant = tenant_of(request, self._keys)
         data = [self._model(name, model) for name, model in self._catalog.entries()]
         data += [self._adapter(adapter, model) for adapter, model in self._catalog.adapters(tenant)]
         return JSONResponse({"object": "list", "data": data})
 
     async def model(self, request: Request) -> Response:
         """`GET /v1/models/{model}`."""
-        tenant = self._tenant(request)
+        tenant = tenant_of(request, self._keys)
         name = request.path_params["model"]
         model = self._catalog.find(name)
         model.check_model(name, tenant)
@@ -136,9 +137,6 @@ class Pages:
         """Prometheus text."""
         self._keys.check(credentials(request.headers))
         return Response(self._metrics(), headers={"content-type": _METRICS_TYPE})
-
-    def _tenant(self, request: Request) -> str:
-        return identified(request.headers, self._keys, None)[0].tenant
 
     def _adapter(self, adapter: NamedAdapter, model: InputProcessor) -> dict[str, object]:
         entry = self._model(adapter.name, model)

@@ -22,10 +22,11 @@ from services.router.edge.http.bodies import check_json_size, read_body
 from services.router.edge.http.endpoint import Reply, ended_by_disconnect
 from services.router.edge.http.errors import OpenAIErrors
 from services.router.edge.http.pooling.schemas import MAX_INPUTS, parse_embedding, parse_rerank, parse_score
-from services.router.edge.input_processor import InputProcessor, TextPrompt, TokensPrompt, checked_request_id
+from services.router.edge.input_processor import InputProcessor, checked_request_id
 from services.router.edge.settings import EdgeSettings
 from services.router.edge.tenants.auth import CALLER, ApiKeys, identified
 from services.router.edge.tenants.rate_limits import Account, chain_salt
+from services.router.edge.text.prompt_tokenizer import TextPrompt, TokensPrompt
 from shared.errors import InvalidRequest, brief
 from shared.tasks import end_task
 

@@ -173,7 +173,7 @@ class ResponseWriter:
         assert index == 0, "a response has one answer"
         events = self.begin()
         found = self._answer.add(delta)
-        if not self._answer.text and not self._answer.calls and self._answer.reasoning:
+        if self._answer.only_reasons:
             self._num_reasoning_tokens += len(delta.token_ids)
         if self._call.body.logprobs:
             self._held.append((len(delta.text), self._call.dialect.logprobs(delta)))

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from services.router.edge.http.bodies import STRICT, parse_body
+from services.router.edge.http.bodies import STRICT, StringList, parse_body
 from services.router.edge.http.openai.chat_messages import ContentPart
 from services.router.edge.http.openai.schemas import MAX_METADATA, Retention
 from services.router.edge.http.openai.unsupported import refuse_extra, refuse_unsupported
@@ -197,7 +197,7 @@ class ResponseRequest(BaseModel):
     text: TextSettings | None = None
     reasoning: ReasoningSettings | None = None
     truncation: Literal["auto", "disabled"] | None = None
-    include: list[str] | None = None
+    include: StringList | None = None
     metadata: Annotated[dict[str, str], Field(max_length=MAX_METADATA)] | None = None
     store: bool | None = None
     previous_response_id: str | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import time
@@ -13,7 +14,7 @@ from typing import Any
 from services.router.edge.http.responses.mcp.servers import Outcome
 from services.router.edge.settings import KeptSettings
 from shared.errors import InvalidRequest, NotFound, Overloaded, StoreUnavailable, brief
-from shared.records.records import ALWAYS, MAX_RECORD_BYTES, Records, Unless
+from shared.records.records import ALWAYS, MAX_RECORD_BYTES, Record, Records, Unless
 
 Item = dict[str, Any]
 MAX_TURNS = 512
@@ -25,6 +26,8 @@ LEASE_S = 15.0
 UNKNOWN: Outcome = (None, "an earlier request began this call, and what came of it is not kept: it is not made again")
 _ATTEMPTS = 16
 """To change a conversation that others change at the same time."""
+_INLINE_BYTES = 1 << 16
+"""Longer records are parsed in a thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,15 +221,10 @@ class Shelf:
     # Records
 
     async def _read(self, tenant: str, keys: Sequence[str]) -> list[KeptResponse | None]:
-        found: list[KeptResponse | None] = []
-        for record in await self._records.get(tenant, keys, self._ttl_s):
-            if record is None:
-                found.append(None)
-                continue
-            content = json.loads(record.value)
-            kept = KeptResponse(content["response"], content["input"], tuple(content["chain"]), record.stamp)
-            found.append(kept)
-        return found
+        records = await self._records.get(tenant, keys, self._ttl_s)
+        if sum(len(record.value) for record in records if record is not None) <= _INLINE_BYTES:
+            return _parsed(records)
+        return await asyncio.to_thread(_parsed, records)
 
     async def _write(
         self, tenant: str, key: str, content: Mapping[str, object], unless: Unless, field: str
@@ -252,3 +250,12 @@ def _known(given: str, what: str, field: str) -> str:
 
 def _missing(what: str, given: str, field: str) -> NotFound:
     return NotFound(f"there is no {what} {brief(given, 100)!r}", field=field, value=brief(given, 100))
+
+
+def _parsed(records: Sequence[Record | None]) -> list[KeptResponse | None]:
+    return [None if record is None else _response(record) for record in records]
+
+
+def _response(record: Record) -> KeptResponse:
+    content = json.loads(record.value)
+    return KeptResponse(content["response"], content["input"], tuple(content["chain"]), record.stamp)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.router.edge.answer.events import CallArguments, CallBegun, Content, Event, Reasoning
+from services.router.edge.answer.events import CallArguments, CallBegun, Content, Event, HeldBlanks, Reasoning
 from services.router.edge.answer.families import CALL_FORMATS, REASONING
 from services.router.edge.answer.formats import deepseek, glm, harmony, kimi, qwen_xml
 from services.router.edge.answer.reader import AnswerReader
@@ -284,3 +284,24 @@ def test_however_the_text_is_cut_the_same_is_found(name: str, text: str, thinks:
     parts = [text[a:b] for a, b in pairwise(places)]
     assert read(name, *parts, thinks=thinks) == whole
     assert read(name, *text, thinks=thinks) == whole
+
+
+@given(st.lists(st.text(st.sampled_from("a \n\t"), max_size=5)), st.sampled_from(["", "\n\n"]))
+def test_only_blanks_at_the_end_of_a_text_wait(pieces: list[str], waiting: str) -> None:
+    held, certain = HeldBlanks(waiting), ""
+    for piece in pieces:
+        certain += held.add(piece)
+        assert certain == certain.rstrip()
+    rest = held.take()
+    assert not rest.strip()
+    assert certain + rest == waiting + "".join(pieces)
+    assert held.take() == ""
+
+
+def test_a_long_text_at_once_is_one_event_of_each_kind() -> None:
+    reader = AnswerReader(TOOLS, CALL_FORMATS["hermes"], REASONING["think"], is_open=True)
+    call = '<tool_call>\n{"name": "weather", "arguments": {"city": "' + "R" * 5000 + '"}}\n</tool_call>'
+    found = reader.push("thought " * 1000 + "</think>" + " " * 3000 + "word " * 1000 + call)
+    assert [type(event) for event in found] == [Reasoning, Content, CallBegun, CallArguments]
+    assert found[0] == Reasoning(("thought " * 1000).rstrip())
+    assert found[1] == Content(("word " * 1000).rstrip())

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from services.router.edge.http.openai.chat import Chat, ParsedChat
-from services.router.edge.input_processor import ChatPrompt
+from services.router.edge.text.prompt_tokenizer import ChatPrompt
 from shared.errors import InvalidRequest
 from shared.model.text.tokenizer import Tokenizer
 from shared.structure.structured_output import StructureKind

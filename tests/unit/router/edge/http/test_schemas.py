@@ -321,3 +321,18 @@ def test_a_beam_search_reads_no_sampling_defaults_and_best_of_alone_compares_wha
     drawn = dialect.parse(completion(n=2, best_of=4))
     assert (drawn.sampling.beams, drawn.sampling.logprobs, drawn.sampling.temperature) == (None, 0, 0.6)
     assert (drawn.n, drawn.num_computed) == (2, 4)
+
+
+def test_of_thousands_of_wrong_members_some_are_named() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        parse_chat(chat(metadata={f"a{number}": number for number in range(5000)}))
+    assert caught.value.field == "metadata"
+    assert len(caught.value.message) < 10_000
+
+
+def test_a_structure_given_as_a_text_that_is_nested_too_deeply_is_refused_by_name() -> None:
+    schema = '{"items":' * 700 + "{}" + "}" * 700
+    fields = {"json": schema, "disable_additional_properties": True}
+    with pytest.raises(InvalidRequest, match="nested") as caught:
+        parse_chat(chat(structured_outputs=fields)).structured_output()
+    assert "json" in str(caught.value.field)

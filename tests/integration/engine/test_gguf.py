@@ -105,10 +105,12 @@ OLDER_GEMMA3 = {
     [
         ("gemma3", ("Q4_0", "Q8_0"), {"tie": True, "extra_config": GEMMA3}),
         ("gemma3", ("Q8_0",), {"tie": True, "num_layers": 7, "extra_config": OLDER_GEMMA3}),
-        ("gemma3", ("F32",), {"extra_config": {**GEMMA3, "final_logit_softcapping": 5.0}}),
+        pytest.param(
+            "gemma3", ("F32",), {"extra_config": {**GEMMA3, "final_logit_softcapping": 5.0}}, marks=pytest.mark.slow
+        ),
         ("gemma2", ("Q4_0", "Q8_0"), {"tie": True, "extra_config": GEMMA2}),
         ("phi3", ("Q8_0", "Q4_0"), {}),
-        ("phi3", ("Q5_0",), {"extra_config": {"sliding_window": 11}}),
+        pytest.param("phi3", ("Q5_0",), {"extra_config": {"sliding_window": 11}}, marks=pytest.mark.slow),
         ("granite", ("Q8_0", "Q4_0"), {"tie": True}),
         ("olmo2", ("Q8_0", "Q4_0"), {}),
         ("glm4", ("Q8_0", "Q4_0"), {}),

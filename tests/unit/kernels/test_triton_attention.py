@@ -117,16 +117,16 @@ def test_sequences_cut_into_parts_equal_the_reference(
     ("window", "is_chunked", "has_sinks"),
     [(None, False, False), (None, False, True), (1, False, False), (40, False, True), (40, True, False)],
 )
+@pytest.mark.parametrize(("heads", "tile"), [((3, 1), 16), pytest.param((8, 2), 32, marks=pytest.mark.slow)])
 def test_the_few_tokens_of_a_query_share_a_read_of_parts(
-    interpreted: Run, window: int | None, is_chunked: bool, has_sinks: bool
+    interpreted: Run, heads: tuple[int, int], tile: int, window: int | None, is_chunked: bool, has_sinks: bool
 ) -> None:
     """Parts that some tokens of a query see nothing of, in front of a window or behind a token, among them."""
     plan = [(5, 150), (1, 37), (8, 8), (2, 17), (8, 130)]
-    for heads, tile in (((3, 1), 16), ((8, 2), 32)):
-        interpreted(
-            checks.check_split_decode, plan, queries=8, tile=tile, window=window, heads=heads, head_dim=24,
-            block_size=16, has_sinks=has_sinks, is_chunked=is_chunked,
-        )  # fmt: skip
+    interpreted(
+        checks.check_split_decode, plan, queries=8, tile=tile, window=window, heads=heads, head_dim=24,
+        block_size=16, has_sinks=has_sinks, is_chunked=is_chunked,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,9 @@ def test_chunks_equal_the_formula(interpreted: Run, window: int) -> None:
     interpreted(checks.check_attention, [(1, 61), (23, 61), (1, 1)], **sizes)
 
 
-@pytest.mark.parametrize("plan", [[(32, 32)], [(37, 90)], [(16, 417), (50, 51), (21, 64)]])
+@pytest.mark.parametrize(
+    "plan", [[(32, 32)], [(37, 90)], pytest.param([(16, 417), (50, 51), (21, 64)], marks=pytest.mark.slow)]
+)
 def test_long_chunks_joined_from_parts_equal_the_formula(interpreted: Run, plan: list[tuple[int, int]]) -> None:
     for heads, head_dim in (((3, 1), 16), ((4, 2), 24)):
         sizes = {"heads": heads, "head_dim": head_dim, "block_size": 8}

@@ -10,7 +10,7 @@ from typing import Annotated
 
 from loadtest.rig.command_line import Option, Out, call, choice, decimals, names
 from loadtest.rig.results import write
-from loadtest.simulator.fleet import DECODE_CHUNK, PREFILL_CHUNK, WorkerSpec
+from loadtest.simulator.fleet import DECODE_CHUNK, PREFILL_CHUNK, WorkerSpec, with_chunk
 from loadtest.simulator.load import WORKLOADS, mean_rate, poisson
 from loadtest.simulator.outcome import Outcome, Targets, outcome_table, results
 from loadtest.simulator.peers import PEERS
@@ -200,8 +200,8 @@ def setup_of(
     config = replace(placement.config, tpot_target_s=fleet.tpot_s, ttft_target_s=fleet.ttft_s)
     if policy in (STATIC, COLLOCATED):
         config = replace(config, thresholds=_NO_THRESHOLDS)
-    prefills = replace(spec, max_num_batched_tokens=worker.chunk or PREFILL_CHUNK)
-    decodes = replace(decode, max_num_batched_tokens=worker.chunk or DECODE_CHUNK)
+    prefills = with_chunk(spec, worker.chunk or PREFILL_CHUNK)
+    decodes = with_chunk(decode, worker.chunk or DECODE_CHUNK)
     count = fleet.prefill + fleet.decode
     if policy == AUTO:
         groups = [Group(count, replace(prefills, tpot_target_s=fleet.tpot_s))]

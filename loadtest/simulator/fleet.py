@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from loadtest.simulator.clock import Clock
@@ -57,6 +57,11 @@ class WorkerSpec:
     """Seconds that the load of one takes from there."""
     decoding_report_s: float = 0.1
     """Between two load reports while nothing but decoding happens."""
+
+
+def with_chunk(spec: WorkerSpec, num_tokens: int) -> WorkerSpec:
+    """With that token budget of a step and no more sequences: a step has a token of each, see `WorkerSettings`."""
+    return replace(spec, max_num_batched_tokens=num_tokens, max_num_seqs=min(spec.max_num_seqs, num_tokens))
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 from pydantic_settings import SettingsConfigDict
 
 from services.worker.group_settings import GroupSettings
@@ -78,7 +78,8 @@ class WorkerSettings(
     block_size: BlockSize = 16
     """Tokens in a block."""
     max_num_seqs: int = Field(default=0, ge=0, le=4096)
-    """Most sequences that hold blocks at once, at most `max_num_batched_tokens`. 0 = 256 on a GPU, 64 otherwise."""
+    """Most sequences that hold blocks at once, at most `max_num_batched_tokens`. 0 = 256 on a GPU, 64 otherwise,
+    or as many as that where it is less."""
     max_num_batched_tokens: int = Field(default=0, ge=0, le=65536)
     """Most tokens in one step, so also the size of a prompt's chunks: at least 16. 0 = 2048 for a prefill worker on a
     GPU, 512 otherwise, and never less than `max_num_seqs`: a chunk's blocks are sent while the next one is computed."""
@@ -103,9 +104,12 @@ class WorkerSettings(
 
     @field_validator("max_num_batched_tokens")
     @classmethod
-    def _check_chunk(cls, value: int) -> int:
+    def _check_chunk(cls, value: int, info: ValidationInfo) -> int:
         if 0 < value < MIN_CHUNK:
             raise ValueError(f"must be 0 or at least {MIN_CHUNK}")
+        num_seqs = info.data.get("max_num_seqs", 0)
+        if 0 < value < num_seqs:
+            raise ValueError(f"must be 0 or at least max_num_seqs, {num_seqs}: a token of each in a step")
         return value
 
     @field_validator("adapters")
@@ -145,18 +149,11 @@ class WorkerSettings(
 
     def for_roles(self, roles: Roles) -> Self:
         """The same settings, with the defaults that depend on the roles filled in, and no draft model where nothing
-        would ask it. Raises ConfigError (`max_num_seqs`) where a step has no token for each of the sequences."""
+        would ask it."""
         # Chunks delay the tokens of running answers; a worker that only prefills has none.
         chunk = GPU_PREFILL_CHUNK if self.is_on_gpu and WorkerRole.DECODE not in roles else CHUNK
         num_tokens = self.max_num_batched_tokens or max(chunk, self.max_num_seqs)
         num_seqs = self.max_num_seqs or min(num_tokens, GPU_SEQUENCES if self.is_on_gpu else SEQUENCES)
-        if num_seqs > num_tokens:
-            raise ConfigError(
-                f"max_num_seqs is {num_seqs}, and max_num_batched_tokens {num_tokens}: too few for a token of each",
-                field="max_num_seqs",
-                limit=num_tokens,
-                value=num_seqs,
-            )
         filled = {
             "max_num_batched_tokens": num_tokens,
             "max_num_seqs": num_seqs,

@@ -183,6 +183,8 @@ class Engine:
                 return True
             self.steps.waiting = False
             if command is None:
+                if has_handled:
+                    self._report_pool()
                 return False
             self._handle(command)
             has_handled, block = True, False

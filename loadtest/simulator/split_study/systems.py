@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from loadtest.simulator.cli import PlacementOptions
-from loadtest.simulator.fleet import PREFILL_CHUNK, WorkerSpec
+from loadtest.simulator.fleet import PREFILL_CHUNK, WorkerSpec, with_chunk
 from loadtest.simulator.outcome import Targets
 from loadtest.simulator.simulation import AUTO, COLLOCATED, STATIC, Group, Setup, play
 from loadtest.simulator.tandem_router import TandemConfig
@@ -66,12 +66,10 @@ class Pool:
             ]
         else:
             is_paced = system.paced or system.policy == AUTO
-            limits = {
-                "tpot_target_s": targets.tpot_s if is_paced else 0.0,
-                "max_num_batched_tokens": system.chunk,
-            }
+            tpot_s = targets.tpot_s if is_paced else 0.0
             roles = BOTH if system.policy == AUTO else DECODE
-            groups = [Group(1, replace(worker, **limits), roles) for worker in self.workers]  # type: ignore[arg-type]
+            workers = (replace(with_chunk(worker, system.chunk), tpot_target_s=tpot_s) for worker in self.workers)
+            groups = [Group(1, worker, roles) for worker in workers]
         placement = replace(
             PlacementOptions().config,
             thresholds=Thresholds(),

@@ -142,8 +142,8 @@ def parse_body(cls: type[M], body: bytes) -> M:
 
 
 def explained(error: ValidationError) -> InvalidRequest:
-    """The first field at fault, with everything that its type would have allowed; where it is an object or a list, with
-    what is at fault within."""
+    """The first field at fault, with what its type would have allowed; where it is an object or a list, with what is at
+    fault within. Of many problems the first _MOST_PROBLEMS count."""
     problems = error.errors(include_url=False, include_context=False, include_input=False)[:_MOST_PROBLEMS]
     first = problems[0]
     if first["type"] == "json_invalid":

@@ -10,14 +10,14 @@ from collections.abc import Callable
 from starlette.datastructures import Headers, QueryParams
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from services.router.edge.limits import LimitSettings
 from services.router.edge.tenants.auth import CALLER, ApiKeys, credentials
 from shared.errors import Unauthenticated
 
 _TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+"|"|[{}\[\]:]', re.DOTALL)
 _KEY = b'"model"'
-_MOST_TOKENS = LimitSettings.max_json_values + 4 * LimitSettings.max_json_members
-"""More than a body within the limits has; the first model's application refuses it."""
+_MOST_TOKENS = 1 << 19
+"""More than a body within the limits has, for contexts of up to 400,000 tokens; the first model's application refuses
+it."""
 OF_NO_MODEL = ("/v1/files", "/v1/batches", "/v1/conversations")
 """Paths whose bodies name no model; the first one's application has what all share."""
 

@@ -139,14 +139,14 @@ def _num_chars(value: JsonValue) -> int:
     return 0
 
 
-def _size(value: JsonValue) -> int:
-    """As `_num_chars`, with names of members, and one for a number: what a template writes out, at least."""
+def _num_others(value: JsonValue) -> int:
+    """What `_num_chars` leaves out of what templates write: characters of names of members, and one for each number."""
     if isinstance(value, str):
-        return len(value)
+        return 0
     if isinstance(value, Mapping):
-        return sum(len(name) + _size(one) for name, one in value.items())
+        return sum(len(name) + _num_others(one) for name, one in value.items())
     if isinstance(value, Sequence):
-        return sum(map(_size, value))
+        return sum(map(_num_others, value))
     return 1
 
 
@@ -238,7 +238,7 @@ class PromptTokenizer:
             self._check_len("prompt", num_chars, context_len)
         else:
             num_chars = self._message_chars(prompt, context_len)
-            num_chars += _size(prompt.tools) + _size(prompt.variables) + _size(prompt.documents)
+            num_chars += sum(map(_num_others, (*prompt.tools, prompt.variables, *prompt.documents)))
         if num_chars <= _INLINE_TEXT_LEN:
             return self._encode(prompt, context_len)
         loop = asyncio.get_running_loop()

@@ -84,7 +84,13 @@ class NotingTokenizer(UnusedTokenizer):
 
 @pytest.mark.parametrize(
     ("parameters", "is_here"),
-    [({"city": 1}, True), ({"k" * 5000: 1}, False), ({"enum": list(range(5000))}, False)],
+    [
+        ({"city": 1}, True),
+        ({"description": "d" * 3000}, True),
+        ({"description": "d" * 5000}, False),
+        ({"k" * 5000: 1}, False),
+        ({"enum": list(range(5000))}, False),
+    ],
 )
 async def test_long_tools_are_tokenized_in_a_thread_whatever_makes_them_long(parameters, is_here) -> None:
     tokenizer = NotingTokenizer()

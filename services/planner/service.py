@@ -121,7 +121,8 @@ class PlannerService:
                 self._failed(error)
             except Conflict as error:
                 logger.info("another client changed an object meanwhile: %s", error)
-            except Exception as error:  # its lease goes on: no other planner would take over
+            except Exception as error:
+                # Uncaught it would end this loop alone: the lease is renewed on, so that no other planner takes over.
                 logger.exception("a bug stopped a look at the cluster")
                 self._failed(Internal(f"{type(error).__name__}: {error}"))
             await asyncio.sleep(max(0.0, settings.interval_s - (time.monotonic() - began_s)))

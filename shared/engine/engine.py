@@ -178,16 +178,17 @@ class Engine:
             try:
                 command = self._commands.get(block=block)
             except queue.Empty:
-                if has_handled:
-                    self._report_pool()
-                return True
+                is_open = True
+                break
             self.steps.waiting = False
             if command is None:
-                if has_handled:
-                    self._report_pool()
-                return False
+                is_open = False
+                break
             self._handle(command)
             has_handled, block = True, False
+        if has_handled:
+            self._report_pool()
+        return is_open
 
     def _step(self) -> None:
         if failpoints.armed:

@@ -126,7 +126,7 @@ class Sweeper:
         they write records. So an id that is not in the table is dead, not newer than the table."""
         read = self._buckets.read(hashes, VERSION_KEY)
         _, values = read.collect(await self._redis.call(*read.commands))
-        whole = {value for value in values if value and len(value) % HOLDER_ID_BYTES == 0}  # of others reads tell
+        whole = {value for value in values if value and len(value) % HOLDER_ID_BYTES == 0}  # a read names a damaged one
         ids = {holder_id for value in whole for holder_id in holder_ids(value)}
         if ids <= table.live.keys():
             return 0

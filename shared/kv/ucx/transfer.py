@@ -363,7 +363,7 @@ class UcxTransfer:
             self._forget(address, "the peer is gone")
             peer = None
         if peer is None:
-            # Those that left may have no successor at their address: nobody would ask for them again.
+            # A restarted process has another address, so endpoints to addresses that ended are closed here or never.
             for other in [other for other, known in self._peers.items() if not known.alive]:
                 self._forget(other, "the peer is gone")
             place = PeerAddress.decode(address, self._fleet_key)

@@ -154,8 +154,9 @@ class FileStore:
 
     def _arrives(self, path: Path, tenant: str, num_bytes: int) -> None:
         self._arrived(path)
-        self._arriving[path] = (tenant, max(LEAST_BYTES, num_bytes))
-        self._held[tenant] += max(LEAST_BYTES, num_bytes)
+        counted = max(LEAST_BYTES, num_bytes)
+        self._arriving[path] = (tenant, counted)
+        self._held[tenant] += counted
         self.check_room(tenant)
 
     def _arrived(self, path: Path) -> None:

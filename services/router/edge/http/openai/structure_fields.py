@@ -253,14 +253,15 @@ def _schema(given: Schema, field: str, options: _Options | None = None) -> Struc
     """Raises InvalidRequest for a text that is no JSON object."""
     options = options or _Options()
     schema = _object_of(given, field)
-    if options.closed:
-        try:
+    try:
+        if options.closed:
             schema = closed(schema)
-        except RecursionError:
-            raise InvalidRequest(f"{field} is nested too deeply", field=field) from None
-    if options.guidance:
-        schema = {**schema, "x-guidance": {**_object(schema.get("x-guidance")), **options.guidance}}
-    return StructuredOutput(StructureKind.JSON_SCHEMA, json.dumps(schema, ensure_ascii=False), source=field)
+        if options.guidance:
+            schema = {**schema, "x-guidance": {**_object(schema.get("x-guidance")), **options.guidance}}
+        text = json.dumps(schema, ensure_ascii=False)
+    except RecursionError:
+        raise InvalidRequest(f"{field} is nested too deeply", field=field) from None
+    return StructuredOutput(StructureKind.JSON_SCHEMA, text, source=field)
 
 
 def _object_of(given: Schema, field: str) -> dict[str, Any]:

@@ -6,8 +6,9 @@ a part of what its tokens that are expected still will earn if steps stay as the
 the least of both sums, so that several in a row can, and takes no longer than the greatest gap between two tokens of an
 answer. An answer that would miss its target even without prompts beside it bounds steps by that gap alone.
 
-The share is `AIM`, and less on a machine whose steps are too uneven for it: it falls while more than `LATE_SHARE` of
-the answers miss the target.
+The share is `AIM` at first. It rises up to `MOST_AIM` while hardly any answer misses the target, less far where answers
+are so short that what a client measures may differ by more than that leaves; and it falls while more than `LATE_SHARE`
+of the answers miss it, on a machine whose steps are too uneven.
 """
 
 from __future__ import annotations
@@ -23,12 +24,18 @@ from shared.sizing.step_fit import StepTimeFit
 from shared.sizing.step_time import StepTimes, StepWork
 
 AIM = 0.95
-"""Largest share of the target that is aimed at: clients measure from the first token, wherever that was computed, and
-steps are predicted with errors. An answer kept at the target itself would miss it as often as not."""
+"""Share of the target that is aimed at until answers have shown that more is met: steps are predicted with errors."""
+MOST_AIM = 0.99
+"""The largest: an answer kept at the target itself would miss it as often as not."""
+CLIENT_S = 0.005
+"""What an answer may take longer at the client than here, from its first token to its last. Seconds: above AIM that is
+left to the answers that are shorter than most."""
 LEAST_AIM = 0.5
 """The least: chunks that became ever smaller would make prompts late in place of answers."""
 LATE_SHARE = 0.1
-"""Share of the answers that may miss the target before less is aimed at."""
+"""Share of the answers that may miss the target before less than AIM is aimed at."""
+RARELY_LATE = 0.01
+"""The same above AIM: what more is aimed at there is worth a few hundredths of the prompts."""
 AIM_STEP = 0.03
 """What is aimed at less after an answer that was late, in shares of the target."""
 BORROWED = 0.8
@@ -102,8 +109,10 @@ class Pacing:
         if self._fit.predicted_s(self._newest) > self.tpot_target_s:
             return  # no chunk made it late
         is_late = now_s - sequence.paced_from_s > num_paced * self.tpot_target_s
-        change = LATE_SHARE - 1 if is_late else LATE_SHARE
-        self.aim = max(LEAST_AIM, min(AIM, self.aim + AIM_STEP * change))
+        most = 1 - CLIENT_S / (self.tpot_target_s * self._lengths.expected(0))
+        share = LATE_SHARE if self.aim < AIM else RARELY_LATE
+        aim = self.aim + AIM_STEP * (share - is_late)
+        self.aim = max(LEAST_AIM, min(aim, max(AIM, min(most, MOST_AIM))))
 
     def least_slack_s(self, sequences: Sequence[EngineSequence], decoding: StepWork, now_s: float) -> float | None:
         """Least slack of all running answers, whose next step is `decoding`, with what each may owe; None without any,

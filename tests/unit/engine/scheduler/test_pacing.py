@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from shared.engine.scheduler.block_admission import OutputLengths
 from shared.engine.scheduler.pacing import (
     AIM,
+    AIM_STEP,
     BORROWED,
+    CLIENT_S,
     FIRST_LENGTH,
     GAP_TARGETS,
     LATE_SHARE,
@@ -21,6 +23,7 @@ from shared.engine.scheduler.pacing import (
     LEAST_SHARE,
     LENGTH_QUANTILE,
     MEAN_STEPS,
+    MOST_AIM,
     SPENT_SHARE,
     Pacing,
     StepRoom,
@@ -190,6 +193,26 @@ def test_less_is_aimed_at_while_answers_are_late_unless_no_chunk_is_the_reason(s
         item.num_unpaced_tokens = 1
         pacing.ended(item, 10 * (0.0101 if number % 20 == 0 else 0.009))
     assert pacing.aim > 0.9, f"a share of {LATE_SHARE} may be late"
+
+
+def test_more_is_aimed_at_once_answers_are_in_time_less_where_they_are_short_and_until_some_are_late():
+    def after(num_answers: int, num_tokens: int, one_late_of: int = 0) -> float:
+        pacing = Pacing(0.010)
+        for number in range(1, num_answers + 1):
+            item = ended(num_tokens)
+            pacing.began(item, 0.0)
+            item.num_unpaced_tokens = 1
+            is_late = one_late_of > 0 and number % one_late_of == 0
+            pacing.ended(item, (num_tokens - 1) * (0.0101 if is_late else 0.0099))
+        return pacing.aim
+
+    assert AIM < after(20, 200) < after(100, 200) < MOST_AIM
+    assert after(1000, 200) == MOST_AIM
+    assert after(1000, 20) == pytest.approx(1 - CLIENT_S / (20 * 0.010)), "a client's 5 ms are 2.5 % of 200 ms"
+    assert after(1000, 5) == AIM
+    assert after(999, 200, one_late_of=1000) == MOST_AIM
+    assert after(3050, 200, one_late_of=200) > AIM, "rarer than RARELY_LATE"
+    assert after(1000, 200, one_late_of=15) < AIM + AIM_STEP * LATE_SHARE, "as it was without MOST_AIM"
 
 
 def test_an_answer_that_misses_its_target_whatever_comes_stops_no_prompt():

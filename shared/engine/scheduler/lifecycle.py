@@ -24,6 +24,10 @@ from shared.kv.groups import KVGroups
 from shared.kv.pool import BlockPool
 from shared.sizing.step_fit import StepTimeFit
 
+TRY_AGAIN = 16
+"""Plans until a sequence that found no room is tried again where there is no more room than then: others may have
+computed some of its prefix. A try looks for all blocks of its prompt."""
+
 
 class Lifecycle:
     """The parts of a scheduler that hold sequences and their blocks, and the moves that concern several of them.
@@ -63,6 +67,9 @@ class Lifecycle:
         self.ended: list[SequenceEnded] = []
         """Sequences that left with more sealed blocks than a hand-off brought."""
         self.failed: list[SequenceFailed] = []
+        self._refused = ""  # the sequence that found no room at its last try, …
+        self._refused_room = 0  # … the blocks that were free then beside what holders will take …
+        self._num_passed = 0  # … and plans since
 
     def start(self, sequence: EngineSequence) -> bool:
         """Gives a waiting sequence its cached prefix, and what host memory holds of it; False where it cannot start
@@ -72,6 +79,9 @@ class Lifecycle:
             self.admission.check_batch(sequence, holders)
         except Overloaded:
             return False
+        room = self.pool.num_free - self.admission.growth(holders)
+        if self._is_refused(sequence, room):
+            return False
         while True:
             # The last token is always computed, to have its logits.
             cached = self.tables.cached(sequence, sequence.num_tokens - 1)
@@ -80,6 +90,7 @@ class Lifecycle:
                 break
             except Overloaded:
                 if not self.beams.give_back():
+                    self._refused, self._refused_room, self._num_passed = sequence.sequence_id, room, 0
                     return False
         self.sequences.run(sequence)
         sequence.num_found_tokens = 0
@@ -100,6 +111,13 @@ class Lifecycle:
             self.fail(sequence, _lost_blocks())
             return False
         return True
+
+    def _is_refused(self, sequence: EngineSequence, room: int) -> bool:
+        """Whether a try would be in vain, as far as is known. Only while steps follow, by which that is seen again."""
+        if sequence.sequence_id != self._refused or room > self._refused_room or not self.sequences.running:
+            return False
+        self._num_passed += 1
+        return self._num_passed < TRY_AGAIN
 
     def skip_cached(self, sequence: EngineSequence) -> None:
         """Blocks of the prompt that came into the pool since the sequence started, fetched or computed for another

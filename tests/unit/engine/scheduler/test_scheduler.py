@@ -7,6 +7,7 @@ import pytest
 from shared.engine.finish_reason import FinishReason
 from shared.engine.messages import SequenceEnded, StepOutput
 from shared.engine.plan import SampledToken, StepResult
+from shared.engine.scheduler.lifecycle import TRY_AGAIN
 from shared.engine.scheduler.scheduler import Scheduler, SchedulerConfig
 from shared.engine.sequence import Goal, Status
 from shared.errors import Overloaded
@@ -184,6 +185,42 @@ def test_waiting_sequences_do_not_start_when_their_blocks_would_starve_the_runni
     s.add(b)
     step(s)
     assert b.status is Status.WAITING
+
+
+def test_a_prompt_without_room_is_looked_up_again_once_there_is_more(monkeypatch):
+    pool = BlockPool(8, 4)
+    s = Scheduler(pool, SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=64, output_quantile=0))
+    s.add(sequence("a", [2] * 20, max_tokens=100))
+    s.add(sequence("b", [3] * 4, max_tokens=100))
+    step(s)  # six of eight blocks
+    looked_up, match = [], pool.match
+    monkeypatch.setattr(pool, "match", lambda hashes: looked_up.append(len(hashes)) or match(hashes))
+    c = sequence("c", [4] * 12)
+    s.add(c)
+    for _ in range(3):
+        step(s)
+    assert looked_up == [2, 2], "as it came, and at its first turn"
+    s.abort("a")
+    step(s)
+    assert (c.status, looked_up[2:]) == (Status.RUNNING, [2, 2])
+
+
+def test_a_prompt_without_room_starts_once_others_hold_its_prefix_although_there_is_no_more_room():
+    pool = BlockPool(8, 16)
+    held = pool.allocate(2)  # as by a sequence whose blocks arrive
+    s = Scheduler(pool, SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=128, output_quantile=0))
+    s.add(sequence("a", [2] * 8, max_tokens=100))
+    step(s)
+    b = sequence("b", [4] * 80)
+    s.add(b)
+    step(s)
+    for block, block_hash in zip(held, b.block_hashes, strict=False):
+        pool.seal(block, block_hash)
+    for _ in range(TRY_AGAIN):
+        assert b.status is Status.WAITING
+        step(s)
+    assert b.status is Status.RUNNING
+    assert b.num_cached_tokens == 32
 
 
 @pytest.mark.parametrize(

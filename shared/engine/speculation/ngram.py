@@ -79,11 +79,12 @@ class _Follower:
     def catch_up(self) -> None:
         """Takes in the tokens that came since the last call."""
         count = len(self.token_ids)
+        if (2 * count + 2) >> self._bits:
+            self._make_tables(count)
         if count - self._num_seen > MANY_TOKENS:
             self.at = 0
-            self._index(count - 1)
-        elif 2 * count > 1 << self._bits:
-            self._index(self._num_seen)
+            self._enter(self._num_seen, count - 1)
+            self._num_seen = count - 1
         for index in range(self._num_seen, count):
             self._take(index)
 
@@ -141,22 +142,27 @@ class _Follower:
         if matched >= order:
             self.at, self._matched = before, matched
 
-    def _index(self, count: int) -> None:
-        """Makes the tables anew, of the first `count` tokens: of a prompt, or larger ones."""
+    def _make_tables(self, count: int) -> None:
+        """Makes tables that have room for `count` tokens, with those that were seen."""
         self._bits = max(10, (2 * count + 2).bit_length())
-        token_ids = np.array(self.token_ids[:count], dtype=np.uint64)
-        self._tables = []
-        for order in ORDERS:
-            table = array("i", bytes(4 << self._bits))
-            num_places = count + 1 - order
-            if num_places > 0:
-                keys = np.zeros(num_places, dtype=np.uint64)
-                for offset, factor in zip(range(order), _FACTORS, strict=False):
-                    keys += np.uint64(factor) * token_ids[offset : offset + num_places]
-                keys = (keys & np.uint64(0xFFFFFFFF)) >> np.uint64(_BITS - self._bits)
-                # Of equal keys the last one stays.
-                np.frombuffer(table, dtype=np.int32)[keys.astype(np.int64)] = np.arange(
-                    order, count + 1, dtype=np.int32
-                )
-            self._tables.append(table)
-        self._num_seen = count
+        self._tables = [array("i", bytes(4 << self._bits)) for _ in ORDERS]
+        self._enter(0, self._num_seen)
+
+    def _enter(self, begin: int, end: int) -> None:
+        """Takes the tokens from `begin` to `end` into the tables: those of a prompt, or that came during a rest."""
+        first = max(0, begin + 1 - max(ORDERS))
+        token_ids = np.array(self.token_ids[first:end], dtype=np.uint64)
+        for order, table in zip(ORDERS, self._tables, strict=True):
+            start = max(0, begin + 1 - order)  # of the first `order` tokens that end behind `begin`
+            num_places = end + 1 - order - start
+            if num_places <= 0:
+                continue
+            keys = np.zeros(num_places, dtype=np.uint64)
+            for offset, factor in zip(range(order), _FACTORS, strict=False):
+                place = start - first + offset
+                keys += np.uint64(factor) * token_ids[place : place + num_places]
+            keys = (keys & np.uint64(0xFFFFFFFF)) >> np.uint64(_BITS - self._bits)
+            # Of equal keys the last one stays.
+            np.frombuffer(table, dtype=np.int32)[keys.astype(np.int64)] = np.arange(
+                start + order, end + 1, dtype=np.int32
+            )

@@ -82,6 +82,18 @@ def test_a_guess_is_what_followed_an_earlier_place_with_the_same_end(prompt, ste
         del rest[:step]
 
 
+@given(st.lists(st.integers(0, 40), min_size=66, max_size=150), st.lists(st.integers(65, 2000), max_size=4), st.data())
+def test_behind_rests_a_text_is_known_as_one_that_came_at_once(prompt, steps, data):
+    rests, at_once, item = NgramDrafter(), NgramDrafter(), sequence("a", prompt, max_tokens=9000)
+    rests.propose(item, 12)
+    random = data.draw(st.randoms(use_true_random=False))
+    for step in steps:
+        item.token_ids += [random.randrange(40) for _ in range(step)]
+        rests.propose(item, 12)
+    whole = sequence("b", item.token_ids, max_tokens=9000)
+    assert rests.propose(item, 12).token_ids == at_once.propose(whole, 12).token_ids
+
+
 def continued(tokens: list[int], at: int, count: int) -> list[int]:
     found = list(tokens)
     for place in range(at, at + count):

@@ -67,7 +67,7 @@
   {{- $ways := list (dict "key" "adapters") (dict "key" "adapter_folders") -}}
   {{- $adapters := "" -}}
   {{- range $ways }}{{ $adapters = print $adapters (include "tandem.poolSetting" (dict "root" $ "pool" $pool "key" .key "name" "") | trim) }}{{ end -}}
-  {{- $memory := dig "limits" "memory" "" ($pool.resources | default $.Values.worker.resources) -}}
+  {{- $memory := dig "limits" "memory" "" $pool.resources -}}
   {{- if and $adapters $memory (eq $device "cpu") (regexMatch "^[0-9]+(Ki|Mi|Gi|Ti)?$" (toString $memory)) -}}
     {{- $kept := include "tandem.poolSetting" (dict "root" $ "pool" $pool "key" "adapter_bytes" "name" "") | trim | default "1073741824" | float64 | int64 -}}
     {{- $copies := include "tandem.poolSetting" (dict "root" $ "pool" $pool "key" "adapter_host_bytes" "name" "") | trim | default "536870912" | float64 | int64 -}}

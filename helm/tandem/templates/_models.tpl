@@ -11,6 +11,7 @@
 {{- $base := dict "Release" .Release "Chart" .Chart "Capabilities" .Capabilities "Files" .Files "Template" .Template -}}
 {{- $first := dict "Values" .Values "Key" "" "In" "" "Entry" "model" "SharesStore" true -}}
 {{- $models := list (merge $first $base) -}}
+{{- include "tandem.models.resources" . -}}
 {{- range $key, $given := .Values.models -}}
 {{- $pools := list -}}
 {{- range $given.pools -}}
@@ -25,9 +26,17 @@
 {{- $_ := set $values "pools" $pools -}}
 {{- $entry := printf "models.%s" $key -}}
 {{- $own := dict "Values" $values "Key" $key "In" (printf "%s." $entry) "Entry" $entry "SharesStore" (dig "sharesStore" false $given) -}}
+{{- include "tandem.models.resources" $own -}}
 {{- $models = append $models (merge $own $base) -}}
 {{- end -}}
 {{- $_ := set . "Models" $models -}}
+{{- end -}}
+{{- end }}
+
+{{/* Gives worker.resources to the pools without their own. */}}
+{{- define "tandem.models.resources" -}}
+{{- range $pool := .Values.pools -}}
+{{- if not $pool.resources }}{{ $_ := set $pool "resources" $.Values.worker.resources }}{{ end -}}
 {{- end -}}
 {{- end }}
 

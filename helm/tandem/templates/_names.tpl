@@ -83,7 +83,7 @@ redis://{{ .Release.Name }}-redis:6379/0
      `key` as in settings (kv_dtype), `name` as in values (kvDtype). Empty where neither is set. */}}
 {{- define "tandem.poolSetting" -}}
 {{- $flag := regexFind (printf "--%s[= ][^ ]+" (replace "_" "-" .key)) (join " " .pool.extraArgs) -}}
-{{- $config := merge dict (.pool.config | default dict) .root.Values.worker.config -}}
+{{- $config := mergeOverwrite (deepCopy .root.Values.worker.config) (.pool.config | default dict) -}}
 {{- if $flag -}}{{ regexReplaceAll "^[^= ]+[= ]" $flag "" }}
 {{- else if get .pool .name -}}{{ get .pool .name }}
 {{- else if hasKey $config .key -}}{{ get $config .key }}

@@ -106,7 +106,7 @@ tandem-llm.io/nvlink-domain: {{ . | quote }}
 
 {{/* Of all ranks in a Pod: what the values say of cores and memory is one rank's. Devices are the worker's. */}}
 {{- define "tandem.worker.resources" -}}
-{{- $resources := deepCopy (.pool.resources | default .root.Values.worker.resources) -}}
+{{- $resources := deepCopy .pool.resources -}}
 {{- $ranks := div (include "tandem.worker.ranks" .pool) (include "tandem.worker.hosts" .pool) | int -}}
 {{- if gt $ranks 1 -}}
 {{- $name := .pool.name -}}
@@ -130,7 +130,7 @@ tandem-llm.io/nvlink-domain: {{ . | quote }}
 
 {{- define "tandem.worker.env" -}}
 {{- include "tandem.env" (dict "root" .root "prefix" "WORKER") }}
-{{- range $name, $value := merge (.pool.ucx | default dict) .root.Values.worker.ucx }}
+{{- range $name, $value := mergeOverwrite dict .root.Values.worker.ucx (.pool.ucx | default dict) }}
 - name: {{ $name }}
   value: {{ $value | quote }}
 {{- end }}

@@ -18,7 +18,7 @@ metadata:
     {{- end }}
     tandem-llm.io/layout: {{ include "tandem.layoutLabel" $root | quote }}
     {{- with include "tandem.worker.topology" . | trim }}{{ . | nindent 4 }}{{ end }}
-    {{- with merge dict ($pool.podLabels | default dict) $root.Values.worker.podLabels }}
+    {{- with mergeOverwrite dict $root.Values.worker.podLabels ($pool.podLabels | default dict) }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
   annotations:
@@ -26,7 +26,7 @@ metadata:
     checksum/config: {{ $config | sha256sum }}
     {{- end }}
     kubectl.kubernetes.io/default-container: worker
-    {{- with merge dict ($pool.podAnnotations | default dict) $root.Values.worker.podAnnotations }}
+    {{- with mergeOverwrite dict $root.Values.worker.podAnnotations ($pool.podAnnotations | default dict) }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
 spec:

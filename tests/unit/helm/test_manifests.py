@@ -278,6 +278,48 @@ def test_each_rank_of_a_group_has_a_gpu(helm: Helm) -> None:
     assert {"--device=cuda", "--tp=2", "--pp=2"} <= set(container["args"])
 
 
+def test_a_pool_without_resources_has_those_of_all_workers_and_their_device(helm: Helm) -> None:
+    one = {"name": "c", "role": "auto", "replicas": 1}
+    values = {
+        "pools": [
+            one,
+            {**one, "name": "d", "resources": {"limits": {"nvidia.com/gpu": 2}}, "parallelism": {"tensor": 2}},
+        ],
+        "worker": {"resources": {"limits": {"nvidia.com/gpu": 1}}},
+        "models": {"other": {"uri": "pvc://other", "pools": [one]}},
+    }
+    manifests = helm.manifests(values=values)
+    for name, gpus in (("c", 1), ("d", 2), ("other-c", 1)):
+        container = main_of(manifests, name)
+        assert container["resources"]["limits"]["nvidia.com/gpu"] == gpus
+        assert "--device=cuda" in container["args"]
+        assert container["image"].endswith("-cuda")
+
+
+def test_what_a_pool_sets_holds_where_it_is_nothing_too(helm: Helm) -> None:
+    pool = {"name": "c", "role": "auto", "replicas": 1}
+    worker = {
+        "config": {"deterministic": True},
+        "podLabels": {"team": "a"},
+        "ucx": {"UCX_TLS": "rc", "UCX_NET_DEVICES": "x"},
+    }
+    empty = {"config": {"deterministic": False}, "podLabels": {"team": ""}, "ucx": {"UCX_TLS": ""}}
+    with_all, with_none = (helm.manifests(values={"pools": [{**pool, **own}], "worker": worker}) for own in ({}, empty))
+    unset = helm.manifests(values={"pools": [pool]})
+    layouts = [found.pods["c"]["metadata"]["labels"]["tandem-llm.io/layout"] for found in (with_all, with_none, unset)]
+    assert layouts[0] != layouts[1] == layouts[2]
+    assert with_none.pods["c"]["metadata"]["labels"]["team"] == ""
+    env = {entry["name"]: entry.get("value") for entry in main_of(with_none, "c")["env"]}
+    assert (env["UCX_TLS"], env["UCX_NET_DEVICES"]) == ("", "x")
+
+
+def test_prometheus_finds_the_planner_where_there_is_one(helm: Helm) -> None:
+    for enabled in (False, True):
+        values = {"planner": {"enabled": enabled}, "metrics": {"podMonitor": {"enabled": True}}}
+        monitors = [manifest["metadata"]["name"] for manifest in helm.manifests(values=values).of("PodMonitor")]
+        assert monitors == ["demo-worker", "demo-kvstore", *(["demo-planner"] if enabled else [])]
+
+
 def test_a_group_over_nodes_fits_the_kinds_definition_and_its_pods_are_pods(helm: Helm) -> None:
     pool = {"name": "c", "role": "collocated", "replicas": 3, "devicesPerNode": 4, "parallelism": {"tensor": 8}}
     made = helm.manifests(values={"pools": [pool]}).one("LeaderWorkerSet", "c")

@@ -16,7 +16,7 @@ from tests.waiting import DEADLINE_S
 ATTEMPTS = 5
 """To start chromedriver."""
 _ELEMENT = "element-6066-11e4-a52e-4f735466cecf"
-TAB, ENTER = "\ue004", "\ue007"
+TAB, ENTER, ESCAPE = "\ue004", "\ue007", "\ue00c"
 
 
 def missing() -> str:

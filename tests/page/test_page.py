@@ -8,7 +8,7 @@ import pytest
 import pytest_asyncio
 
 from shared.rpc.pb.tandem.v1 import inference_pb2, types_pb2
-from tests.page.browser import ENTER, TAB, Browser, browser, missing
+from tests.page.browser import ENTER, ESCAPE, TAB, Browser, browser, missing
 from tests.page.staged import Staged, detail, row, staged, status, worker
 
 pytestmark = [
@@ -82,6 +82,43 @@ async def test_hostile_names_stay_text(window: Browser) -> None:
         assert await window.text("#model") == HOSTILE
         assert await window.text("#detail-title") == HOSTILE
         assert await window.complaints() == []
+
+
+async def test_what_is_listed_twice_or_no_longer_is_shown_as_it_is(window: Browser, front: Staged) -> None:
+    await show(window, front)
+    cards = "return document.querySelectorAll('.worker').length === arguments[0]"
+    twin = inference_pb2.WorkerStatus()
+    twin.CopyFrom(front.view.now.workers[0])
+    front.view.now.workers.append(twin)
+    await window.until(cards, 5)
+    polled = int(await window.run("return document.body.dataset.polled"))
+    await window.until(POLLED, polled + 2)
+    assert await window.run(cards, 5)
+    front.view.now.workers.pop()
+    await window.until(cards, 4)
+    await window.until("return document.querySelector('#requests tbody button')")
+    front.view.rows = []
+    await window.until("return !document.querySelector('#requests tbody button')")
+    assert await window.complaints() == []
+
+
+async def test_it_asks_again_where_the_question_is_closed_and_takes_no_key_that_no_header_could_bring(
+    window: Browser,
+) -> None:
+    async with staged(api_keys=("right",)) as front:
+        await window.open(front.url)
+        asks = "return document.getElementById('ask').open"
+        await window.until(asks)
+        for _ in range(3):
+            await window.press(ESCAPE)
+            await window.until(asks)
+        await window.type("#key", "sk–" + ENTER)
+        assert await window.run(asks)
+        assert await window.run("return sessionStorage.length") == 0
+        await window.run("document.getElementById('key').value = ''")
+        await window.type("#key", "right" + ENTER)
+        await window.until(POLLED, 0)
+        await window.run("sessionStorage.clear()")
 
 
 async def test_it_asks_for_a_key_and_keeps_it_in_this_tab(window: Browser) -> None:

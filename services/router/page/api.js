@@ -37,16 +37,11 @@ function askForKey(complaint) {
       const dialog = byId("ask");
       setText(byId("ask-error"), complaint);
       byId("key").value = "";
-      dialog.addEventListener("cancel", (event) => event.preventDefault(), { once: true });
-      byId("ask-form").addEventListener(
-        "submit",
-        () => {
-          sessionStorage.setItem(KEY, byId("key").value.trim());
-          asking = null;
-          resolve();
-        },
-        { once: true },
-      );
+      byId("ask-form").onsubmit = () => sessionStorage.setItem(KEY, byId("key").value.trim());
+      dialog.onclose = () => { // by the form, or by a key that closes dialogs: what asked asks again without an answer
+        asking = null;
+        resolve();
+      };
       if (!dialog.open) dialog.showModal();
       byId("key").focus();
     });

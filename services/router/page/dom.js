@@ -26,12 +26,17 @@ export function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
-/** Gives `parent` one child for each item, by key: elements stay where their items do, so that focus does too. */
+/** Gives `parent` one child for each item, by key: elements stay where their items do, so that focus does too. Of items
+    of one key each has its own. */
 export function keyed(parent, items, keyOf, make, update) {
   const known = new Map([...parent.children].map((child) => [child.dataset.key, child]));
+  const counts = new Map();
   let place = parent.firstElementChild;
   for (const item of items) {
-    const key = keyOf(item);
+    const name = keyOf(item);
+    const count = counts.get(name) || 0;
+    counts.set(name, count + 1);
+    const key = count ? `${name}\n${count}` : name;
     let element = known.get(key);
     if (element === undefined) {
       element = make(item);

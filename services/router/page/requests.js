@@ -34,7 +34,7 @@ export function showRequests(rows) {
   const seen = new Set();
   const shown = rows.filter((row) => !seen.has(row.request_id) && seen.add(row.request_id)).slice(0, MOST);
   if (!shown.length) {
-    if (!body.firstElementChild) body.append(h("tr", { "data-key": "" }, h("td", { colspan: 7, class: "dim" }, "No request yet: ask something above.")));
+    body.replaceChildren(h("tr", { "data-key": "" }, h("td", { colspan: 7, class: "dim" }, "No request yet: ask something above.")));
     return;
   }
   keyed(body, shown, (row) => row.request_id, make, update);

@@ -126,9 +126,12 @@ class SplitController:
     def _settled_s(self, name: str) -> float:
         return INTERVAL_S if self.displaced.get(name, 0.0) > MOST_DISPLACED else SETTLED_S
 
-    def headrooms(self, views: Iterable[WorkerView], groups: KVGroups, now_s: float) -> dict[int, float]:
-        """By number of workers that decode, of the splits that are compared; workers whose steps are not known count
-        for none. Empty where nothing is known. Decides nothing."""
+    def headrooms(
+        self, views: Iterable[WorkerView], groups: KVGroups, now_s: float, present: int | None = None
+    ) -> dict[int, float]:
+        """By number of workers that decode, of the splits that are compared, which are those near `present`, or where
+        that is None near the decision, and others; workers whose steps are not known count for none. Empty where
+        nothing is known. Decides nothing."""
         known = [view for view in views if view.times is not None]
         if not self._can_tell(known):
             return {}
@@ -137,18 +140,20 @@ class SplitController:
         answers = self.headroom.answers(mix) * self._excess(known, mix)
         return {
             count: room * self.headroom.in_time(kinds, count, room, USED, answers, mix)
-            for count, room in self._rooms(known, kinds, mix).items()
+            for count, room in self._rooms(known, kinds, mix, present).items()
         }
 
     def _can_tell(self, known: Sequence[WorkerView]) -> bool:
         return bool(known) and self._tpot_s < math.inf
 
-    def _rooms(self, known: Sequence[WorkerView], kinds: Sequence[Kind], mix: Mix) -> dict[int, float]:
+    def _rooms(
+        self, known: Sequence[WorkerView], kinds: Sequence[Kind], mix: Mix, present: int | None = None
+    ) -> dict[int, float]:
         """By number of workers that decode: how many times the demand they have room for."""
         if not any(kind.most_answers >= 1 for kind in kinds):
             return {}  # no worker meets the target even with one answer: nothing to be won by a split
         answers = self.headroom.answers(mix) * self._excess(known, mix)
-        now = sum(view.name in self.split.decodes for view in known)
+        now = sum(view.name in self.split.decodes for view in known) if present is None else present
         size = len(known)
         return {
             count: self.headroom.room(kinds, count, answers, mix) * self.headroom.left_by_hand_off(count, size, mix)

@@ -22,12 +22,18 @@ class Targets:
 
 
 def headrooms(
-    views: Sequence[WorkerView], mix: Mix, targets: Targets, groups: KVGroups, *, apart: bool = False
+    views: Sequence[WorkerView],
+    mix: Mix,
+    targets: Targets,
+    groups: KVGroups,
+    *,
+    apart: bool = False,
+    present: int | None = None,
 ) -> dict[int, float]:
-    """How many times the mix the workers could serve, by how many of them decode; empty where nothing is known. With
-    `apart` these compute no prompts, as in two pools."""
+    """How many times the mix the workers could serve, by how many of them decode, `present` among these; empty where
+    nothing is known. With `apart` those compute no prompts, as in two pools."""
     controller = SplitController(targets.tpot_s, targets.ttft_s, SteadyDemand(mix), apart=apart)
-    return controller.headrooms([replace(view, num_decoding=0) for view in views], groups, 0.0)
+    return controller.headrooms([replace(view, num_decoding=0) for view in views], groups, 0.0, present)
 
 
 def pool_headroom(worker: WorkerView, size: int, mix: Mix, targets: Targets, groups: KVGroups) -> float:

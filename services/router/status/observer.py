@@ -102,8 +102,8 @@ class GoodputView:
         if len(self._windows) >= _KEPT_WINDOWS:
             self._windows.clear()
         rings = [model.requests.ended for model in self._models]
-        found = [entry for ring in rings for entry in ring.within(asked, now_s)]
         reach_s = min(ring.reach_s(asked, now_s) for ring in rings)
+        found = [entry for ring in rings for entry in ring.within(reach_s, now_s)]
         made = _to_proto(summarize(found, rings[0].targets, reach_s))
         split = self._split(asked, now_s)
         if split is not None:

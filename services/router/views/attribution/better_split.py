@@ -81,8 +81,8 @@ def judge_split(fleet: UsedFleet, mix: Mix, targets: Targets) -> SplitVerdict | 
     workers = _one_kind(fleet) if fleet.mode == "disaggregated" else list(fleet.decodes)
     if not all(view.times is not None for view in workers):
         return None
-    elastic = headrooms(workers, mix, targets, fleet.groups)
-    apart = headrooms(workers, mix, targets, fleet.groups, apart=True)
+    elastic = headrooms(workers, mix, targets, fleet.groups, present=fleet.num_decoding)
+    apart = headrooms(workers, mix, targets, fleet.groups, apart=True, present=fleet.num_decoding)
     present = (apart if fleet.mode == "disaggregated" else elastic).get(fleet.num_decoding)
     if present is None:
         return None

@@ -49,6 +49,13 @@ def test_prompts_beside_answers_count_in_two_pools_only_as_what_another_mode_cou
     assert verdict.headroom < shared.headroom
 
 
+def test_every_split_of_a_large_fleet_has_a_verdict():
+    for num_decodes in range(1, 64):
+        verdict = judge_split(used("disaggregated", 64 - num_decodes, num_decodes), mix(), TARGETS)
+        assert verdict is not None
+        assert verdict.num_decoding == num_decodes
+
+
 def test_the_present_and_the_best_split_are_what_the_model_says():
     verdict = judge_split(used("collocated", 0, 8), mix(), TARGETS)
     found = headrooms(fleet(8, name="d"), mix(), TARGETS, GROUPS)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 from services.router.admission.blocked import Cause
 from services.router.dispatch.record import FINISHED
+from services.router.status import observer
 from services.router.views.attribution.ring import EndedRequests
 from services.router.views.attribution.verdict import Targets
 from tests.unit.router.views.attribution.requests import ended
@@ -26,6 +29,14 @@ def test_only_the_newest_are_kept_and_a_window_says_how_far_it_reaches():
     assert filled(100, 25).reach_s(60.0, 125.0) == 60.0
     assert ring.find("r3", 125.0) is None
     assert ring.find("r24", 125.0)[0].ask.request_id == "r24"
+
+
+def test_several_models_are_counted_over_the_time_that_all_of_their_rings_reach(monkeypatch):
+    monkeypatch.setattr(observer.time, "perf_counter", lambda: 125.0)
+    rings = [filled(10, 25), filled(100, 25)]
+    models = [SimpleNamespace(requests=SimpleNamespace(ended=ring), used_fleet=lambda: None) for ring in rings]
+    window = observer.GoodputView(models).window(60.0)  # type: ignore[arg-type]
+    assert (window.window_s, window.num_requests) == (10.0, 20), "not the other ring's 25"
 
 
 def test_a_window_holds_what_ended_within_it():

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from services.router.dispatch.record import RequestEvent, RequestRecord
+from services.router.dispatch.record import RequestRecord
 from services.router.views.timings import first_token_at, tpot_s
 from services.router.views.traces.request_spans import request_spans
 from shared.errors import TandemError
@@ -194,7 +194,7 @@ def is_slow(record: RequestRecord, slow_ttft_s: float, slow_tpot_s: float, now: 
 
 def _workers(record: RequestRecord) -> Iterator[str]:
     """Names of all that may have spans of it."""
-    return (entry.worker for entry in record.entries if entry.event in (RequestEvent.PLACED, RequestEvent.SUBMITTED))
+    return (entry.worker for entry in record.entries if entry.worker)
 
 
 def _operation(route: str) -> str:

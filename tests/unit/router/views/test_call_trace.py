@@ -109,6 +109,7 @@ def recorded(ttft_s: float, tpot_s: float) -> RequestRecord:
     made.add(RequestEvent.PLACED, RequestState.RESERVED, "d0", at=1.0)
     made.add(RequestEvent.SUBMITTED, RequestState.PREFILLING, "p0", at=1.0)
     made.add(RequestEvent.FIRST_TOKEN, RequestState.SHIPPING, at=1.0 + ttft_s)
+    made.add(RequestEvent.MOVE, RequestState.COPYING, "d1", at=1.0 + ttft_s)
     made.add(RequestEvent.FINISH, RequestState.FINISHED, at=1.0 + ttft_s + 10 * tpot_s)
     made.close(FINISHED, None, 11)
     made.delivered_at = made.entries[-1].at
@@ -125,7 +126,7 @@ def test_a_slow_request_s_trace_is_kept_by_the_same_ttft_and_tpot_as_elsewhere(s
     keep = lambda workers, _: asked.append(workers)  # noqa: E731
     calls = CallTraces(sink, RouterTracesSettings(**settings), keep)
     calls.begin(UNSAMPLED, "", 1.0).end(None, "/v1/completions", "m", [recorded(2.0, 0.5)])
-    assert (bool(sink.exported), asked) == (kept, [{"d0", "p0"}] if kept else [])
+    assert (bool(sink.exported), asked) == (kept, [{"d0", "p0", "d1"}] if kept else [])
     if kept:
         root = sink.exported[0][1][0]
         assert (root.attributes["gen_ai.usage.input_tokens"], root.attributes["tandem.tenant"]) == (3, "t")

@@ -66,6 +66,9 @@ def deadline(item: QueueEntry) -> Key:
 ORDERS: Mapping[str, Order] = {"fcfs": fcfs, "shortest": shortest, "priority": priority, "deadline": deadline}
 """By the value of the setting `order`."""
 
+SPARE = 64
+"""Removed entries that a tenant's heap may hold besides as many as wait."""
+
 
 class TenantQueue:
     """A heap by the order's key with removal by id; a returned entry goes ahead of all others."""
@@ -96,6 +99,9 @@ class TenantQueue:
     def remove(self, request_id: str) -> None:
         """Removes an entry at any position."""
         self.num_tokens -= self._items.pop(request_id)[3].num_tokens
+        if len(self._heap) > 2 * len(self._items) + SPARE:  # most were removed, behind a head that stays
+            self._heap = [(rank, key, tick, item.request_id) for rank, key, tick, item in self._items.values()]
+            heapq.heapify(self._heap)
 
     def head(self) -> QueueEntry:
         """The next entry; the queue must not be empty."""

@@ -145,7 +145,7 @@ class WaitingRoom:
         active.hits = await self._lookup.hits_for(active)
         active.note(RequestEvent.MATCHED)
         now = time.perf_counter()
-        if self._config.mode == "auto" and not active.produced:
+        if self._config.mode == "auto" and not (returning or active.produced):
             self._placement.split.demand.arrived(_work(active), active.num_tokens, now)
         estimate = self._enter(active, now, returning=returning)
         attempt = None

@@ -70,7 +70,7 @@ def candidates(
 
     Half of `limit` goes to the longest prefix holders and to `favourites`, the rest is sampled. If none of them fits,
     the first fitting worker of the whole pool is taken: a request never waits while some worker has room. Workers that
-    the request excludes do not fit, unless the pool has no others. Those that do not know its adapter never fit; those
+    the request excludes do not fit, unless no others take requests. Those that do not know its adapter never fit; those
     that have no room for it are considered where all others lack it too. `drawn`: the sample; else it is drawn here.
     """
     others: Iterable[WorkerView] = pool
@@ -81,7 +81,7 @@ def candidates(
         def fits(view: WorkerView, request: PlacementRequest) -> bool:
             return request.adapter in view.adapters and fits_base(view, request)
 
-    if request.excluded and any(view.name not in request.excluded for view in others):
+    if request.excluded and any(view.accepting and view.name not in request.excluded for view in others):
         allowed, fits_allowed = request.excluded, fits
 
         def fits(view: WorkerView, request: PlacementRequest) -> bool:

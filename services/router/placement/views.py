@@ -333,9 +333,11 @@ class PlacementRequest:
         self.num_blocks = self.groups.num_blocks(self.num_tokens + 1)
 
     def is_reachable(self, decode: str, prefills: Pool) -> bool:
-        """Whether a decode worker can be reached from the pool, by any worker that is there."""
+        """Whether a decode worker can be reached from the pool, by any worker that takes requests."""
         cut = self.cut.get(decode)
-        return cut is None or not len(prefills) or any(view.name not in cut for view in prefills)
+        if cut is None or not len(prefills):
+            return True
+        return any(view.accepting and view.name not in cut for view in prefills)
 
     def num_hit_tokens(self, name: str, least: float = 0.0) -> int:
         """Prompt tokens in the worker's pool; 0 if fewer than `least`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
 from services.router.placement.views import NamedAdapter
 from services.router.workers.link import WorkerLink
@@ -20,8 +20,8 @@ class AdapterDirectory:
     """A name means one digest at a time, the same for every request of this router.
 
     Workers report what they have. A name keeps its meaning while any worker has it so; else it takes the one that most
-    have. What an administrator loads through this router it also brings to workers that connect later. Runs on the
-    event loop.
+    have. What an administrator loads through this router it also brings to workers that connect later, until another
+    router gives the name another meaning or unloads it. Runs on the event loop.
     """
 
     def __init__(self, workers: Callable[[], Iterable[WorkerLink]]) -> None:
@@ -41,14 +41,24 @@ class AdapterDirectory:
         """All adapters, in the order of their names."""
         return [self._named[name] for name in sorted(self._named)]
 
-    def report(self, worker: WorkerLink, adapters: types_pb2.AdapterList) -> None:
-        """A worker's adapters, all of them."""
+    def report(self, worker: WorkerLink, adapters: types_pb2.AdapterList, is_welcome: bool) -> None:
+        """A worker's adapters, all of them; `is_welcome`: with these its session begins. Only then it gets those that
+        it lacks: a change that is seen later is another router's."""
         found = {item.name: _named(item.name, item) for item in adapters.adapters if item.name}
+        before = {} if is_welcome else self._reported.get(worker.name, {})
         self._reported[worker.name] = found
+        for name, (_, digest) in list(self._loaded.items()):
+            if _has(before, name, digest) and not _has(found, name, digest):
+                del self._loaded[name]
         self._settle()
+        if is_welcome:
+            self._bring_missing(worker)
+
+    def _bring_missing(self, worker: WorkerLink) -> None:
+        found = self._reported.get(worker.name, {})
         for name, (folder, digest) in self._loaded.items():
             key = (worker.name, name, digest)
-            if (name not in found or found[name].digest != digest) and key not in self._bringing:
+            if not _has(found, name, digest) and key not in self._bringing:
                 self._bringing[key] = asyncio.create_task(self._bring(worker, name, folder, digest))
 
     def forget(self, worker: str) -> None:
@@ -96,6 +106,9 @@ class AdapterDirectory:
             named = self._named[name] = _named(name, adapter)  # workers know the digest
             naming = [worker.calls.load_adapter(name, digest=adapter.digest) for worker in workers]
             await self._on_all(workers, naming)
+            for worker in self._workers():  # one that has come meanwhile
+                if worker.connected and worker not in workers:
+                    self._bring_missing(worker)
             logger.info("adapter %r is %s", name, adapter.digest)
             return named, [worker.name for worker in workers]
 
@@ -156,6 +169,10 @@ class AdapterDirectory:
         }
         for name in self._loaded.keys() & before.keys():
             self._named.setdefault(name, before[name])
+
+
+def _has(found: Mapping[str, NamedAdapter], name: str, digest: str) -> bool:
+    return name in found and found[name].digest == digest
 
 
 def _named(name: str, adapter: types_pb2.Adapter) -> NamedAdapter:

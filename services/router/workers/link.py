@@ -63,14 +63,14 @@ class WorkerLink:
         on_lost: Callable[[types_pb2.PeerLost], None] | None = None,
         credentials: grpc.ChannelCredentials | None = None,
         token: str = "",
-        on_adapters: Callable[[WorkerLink, types_pb2.AdapterList], None] | None = None,
+        on_adapters: Callable[[WorkerLink, types_pb2.AdapterList, bool], None] | None = None,
         on_weights: Callable[[WorkerLink], None] | None = None,
     ) -> None:
         """`check` raises ModelMismatch for a worker that does not fit the fleet; `on_change` is called whenever the
         worker can do more or less than before. `pools` are the placement's, by role. `on_lost` is called after a
         session ended unasked. `token`: `FleetKey.token()`, which a worker wants before it drains. `on_adapters` gets
-        the worker's adapters whenever they have changed; `on_weights` is called when the worker has connected, and when
-        it reports other weights than before or begins or ceases to take requests."""
+        the worker's adapters when a session begins (True) and whenever they have changed; `on_weights` is called when
+        the worker has connected, and when it reports other weights than before or begins or ceases to take requests."""
         self.worker = worker
         self.name = worker.name
         self.roles = worker.roles
@@ -337,7 +337,7 @@ class WorkerLink:
         )
         self._standing.begin(welcome, stream.suspicion)
         if welcome.HasField("adapters"):
-            self._take_adapters(welcome.adapters)
+            self._take_adapters(welcome.adapters, is_welcome=True)
         if self._on_weights is not None:
             self._on_weights(self)
         self._on_change()
@@ -366,7 +366,7 @@ class WorkerLink:
 
     def _on_load(self, load: types_pb2.Load) -> None:
         if load.HasField("adapters"):
-            self._take_adapters(load.adapters)
+            self._take_adapters(load.adapters, is_welcome=False)
         before = self.load
         self._standing.report(load)
         if self.welcome is not None:
@@ -377,10 +377,10 @@ class WorkerLink:
                 self._on_weights(self)
         self._on_change()
 
-    def _take_adapters(self, adapters: types_pb2.AdapterList) -> None:
+    def _take_adapters(self, adapters: types_pb2.AdapterList, *, is_welcome: bool) -> None:
         self._standing.has_adapters(adapters)
-        if self._on_adapters is not None:
-            self._on_adapters(self, adapters)
+        if self._on_adapters is not None and not self.retired:  # the fleet has forgotten a retired one
+            self._on_adapters(self, adapters, is_welcome)
 
     def _deliver(self, request_id: str, message: Message | TandemError) -> None:
         receive = self._receivers.get(request_id)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.router.admission.queue import ORDERS, AdmissionQueue, QueueEntry
+from services.router.admission.queue import ORDERS, SPARE, AdmissionQueue, QueueEntry, TenantQueue, priority
 from shared.errors import Overloaded
 
 
@@ -143,6 +143,17 @@ def test_many_tenants_that_came_and_went_leave_nothing_behind():
         queue.push(item(str(n), 1, tenant=str(n)), "x")
         queue.remove(str(n))
     assert len(queue._queues) <= 3
+
+
+def test_what_was_removed_behind_a_head_that_stays_leaves_nothing_behind():
+    queue = TenantQueue(priority)
+    for name in ("first", "second"):
+        queue.push(item(name, priority=2), front=False)
+    for number in range(1000):
+        queue.push(item(f"r{number}"), front=False)
+        queue.remove(f"r{number}")
+    assert len(queue._heap) <= SPARE + 4
+    assert (queue.head().request_id, queue.num_tokens, len(queue)) == ("first", 20, 2)
 
 
 def test_the_last_byte_may_be_used_and_an_empty_queue_takes_any_size():

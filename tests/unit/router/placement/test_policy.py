@@ -285,6 +285,17 @@ def test_no_excluded_worker_is_chosen_while_there_are_others(excluded, names, li
     assert choice.decode not in excluded or names <= excluded
 
 
+def test_workers_that_take_no_requests_leave_no_other_choice():
+    once = replace(prompt(), excluded=frozenset({"a"}))
+    away = view("b", accepting=False)
+    assert Placement(PlacementConfig()).choose(once, pool(view("a"), away), pool(), collocated=True) == Choice(
+        "a", None
+    )
+    assert choose([view("a"), away], [view("p"), view("q", accepting=False)], once) == Choice("a", "p")
+    cut = replace(prompt(), cut={"a": frozenset({"p"})})
+    assert choose([view("a")], [view("p"), view("q", accepting=False)], cut).route is Route.NO_PREFILL
+
+
 @pytest.mark.parametrize(("queued", "route"), [(0, Route.SHORT_SUFFIX), (84, Route.SHORT_SUFFIX), (85, Route.HAND_OFF)])
 def test_what_a_decode_worker_has_to_prefill_already_counts_with_a_short_suffix(queued, route):
     busy = view("d", num_queued_tokens=queued)

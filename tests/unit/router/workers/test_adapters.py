@@ -22,7 +22,7 @@ class FakeWorker:
         self.staged: list[str] = []
         self.reads: list[str] = []
         self.names: dict[str, str] = {}
-        self.directory: AdapterDirectory
+        self.directories: list[AdapterDirectory] = []
         self.refuses = False
         self.gate: asyncio.Event | None = None
 
@@ -57,16 +57,17 @@ class FakeWorker:
         if self.gate is not None:
             await self.gate.wait()
 
-    def report(self) -> None:
+    def report(self, *, is_welcome: bool = False) -> None:
         named = [types_pb2.Adapter(name=name, digest=digest, rank=4) for name, digest in self.names.items()]
-        self.directory.report(self, types_pb2.AdapterList(adapters=named))
+        for directory in self.directories:
+            directory.report(self, types_pb2.AdapterList(adapters=named), is_welcome)
 
 
 def fleet(count: int = 2) -> tuple[AdapterDirectory, list[FakeWorker]]:
     workers = [FakeWorker(f"w{number}", {"/a": "A", "/a2": "A2"}) for number in range(count)]
     directory = AdapterDirectory(lambda: workers)
     for worker in workers:
-        worker.directory = directory
+        worker.directories.append(directory)
     return directory, workers
 
 
@@ -114,7 +115,7 @@ async def test_a_worker_that_comes_back_without_it_gets_what_was_loaded() -> Non
     directory, workers = fleet()
     await directory.load("a", "/a")
     workers[1].names.clear()
-    workers[1].report()
+    workers[1].report(is_welcome=True)
     await until(lambda: workers[1].names == {"a": "A"})
     assert digest(directory) == "A"
     await directory.close()
@@ -129,10 +130,56 @@ async def test_reports_while_adapters_are_brought_to_a_worker_have_none_read_aga
         await directory.load(name, f"/{name}")
     workers[1].names.clear()
     workers[1].reads.clear()
-    workers[1].report()
+    workers[1].report(is_welcome=True)
     await until(lambda: len(workers[1].names) == len(names) and not directory._bringing)
     assert sorted(workers[1].reads) == [f"/{name}" for name in names]
     assert not workers[1].staged
+    await directory.close()
+
+
+async def test_what_another_router_loads_or_unloads_is_not_undone() -> None:
+    first, workers = fleet()
+    second = AdapterDirectory(lambda: workers)
+    for worker in workers:
+        worker.directories.append(second)
+    await first.load("a", "/a")
+    await second.load("a", "/a2")
+    assert (digest(first), digest(second)) == ("A2", "A2")
+    workers[1].names.clear()  # it starts again
+    workers[1].report(is_welcome=True)
+    await until(lambda: workers[1].names == {"a": "A2"} and not (first._bringing or second._bringing))
+    await second.unload("a")
+    workers[0].report(is_welcome=True)
+    assert not first._bringing
+    assert not second._bringing
+    assert (digest(first), digest(second), workers[0].names) == (None, None, {})
+    assert [len(worker.reads) for worker in workers] == [2, 3]
+
+
+async def test_folders_that_have_changed_since_are_read_once_for_a_worker_that_comes_back() -> None:
+    directory, workers = fleet()
+    workers[1].folders["/b"] = workers[0].folders["/b"] = "B"
+    await directory.load("a", "/a")
+    await directory.load("b", "/b")
+    workers[1].folders |= {"/a": "other", "/b": "another"}
+    workers[1].names.clear()
+    workers[1].reads.clear()
+    workers[1].report(is_welcome=True)
+    await until(lambda: not directory._bringing)
+    assert (sorted(workers[1].reads), workers[1].names, workers[1].staged) == (["/a", "/b"], {}, [])
+
+
+async def test_a_worker_that_comes_while_an_adapter_is_loaded_gets_it_too() -> None:
+    directory, workers = fleet()
+    late = workers[1]
+    late.connected, workers[0].gate = False, asyncio.Event()
+    loading = asyncio.create_task(directory.load("a", "/a"))
+    await asyncio.sleep(0)
+    late.connected = True
+    late.report(is_welcome=True)
+    workers[0].gate.set()
+    await loading
+    await until(lambda: late.names == {"a": "A"})
     await directory.close()
 
 

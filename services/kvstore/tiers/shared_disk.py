@@ -152,7 +152,8 @@ class Neighbours:
         for lock in locks:
             with contextlib.suppress(FileNotFoundError):
                 if lock.stat().st_mtime_ns < now_ns - FORGOTTEN_S * 1e9:
-                    _clear(lock)
+                    with contextlib.suppress(OSError):  # another one may have the right to
+                        _clear(lock)
             for part in _parts(lock.parent):
                 there.add(part)
                 with contextlib.suppress(FileNotFoundError):

@@ -50,6 +50,8 @@ class PrefixLookup:
     async def hits_for(self, active: ActiveRequest) -> PrefixHits:
         """`hits` of a request's tokens so far, in its trace where it has one."""
         request, traceparent = active.request, ""
+        if request.sampling.prompt_logprobs is not None:
+            return NO_HITS  # all is computed: see `AttemptCommands`
         if self._client is not None:
             active.note(RequestEvent.MATCHING)
             traceparent = active.record.traceparent() if request.is_traced else ""

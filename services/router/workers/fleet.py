@@ -297,6 +297,8 @@ class Fleet:
             return
         if not link.load.model_fingerprint:
             self.weights.bring(link, found)  # as it started
+        else:
+            self.weights.seen(found)
         taking = [
             other.model_fingerprint
             for other in (link, *self.links)

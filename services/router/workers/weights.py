@@ -39,7 +39,8 @@ class FleetWeights:
         """`workers`: the links that there are, connected or not."""
         self._workers = workers
         self._changing = asyncio.Lock()
-        self._updated: tuple[str, str] | None = None  # folder and fingerprint of the last update
+        self._updated: tuple[str, str] | None = None  # folder and fingerprint of this router's last update, …
+        self._is_newest = True  # … which no other router's has followed
         self._bringing: dict[WorkerLink, asyncio.Task[None]] = {}
 
     async def update(self, folder: str, timeout_s: float = 0.0) -> tuple[str, list[str]]:
@@ -65,7 +66,7 @@ class FleetWeights:
             loaded = await self._load(workers, folder, before)
         finally:
             await _resume(workers)
-        self._updated = folder, loaded
+        self._updated, self._is_newest = (folder, loaded), True
         for worker in self._workers():  # one that came meanwhile, or started again
             if worker.connected:
                 self.bring(worker, worker.model_fingerprint)
@@ -73,12 +74,21 @@ class FleetWeights:
 
     def may_bring(self) -> bool:
         """Whether a worker that starts with other weights can get those of the last update."""
-        return self._updated is not None
+        return self._newest is not None
+
+    @property
+    def _newest(self) -> tuple[str, str] | None:
+        return self._updated if self._is_newest else None
+
+    def seen(self, fingerprint: str) -> None:
+        """A worker has weights of that fingerprint by an update: where none runs here, perhaps by another router's."""
+        if self._updated is not None and not self._changing.locked():
+            self._is_newest = fingerprint == self._updated[1]
 
     def bring(self, worker: WorkerLink, fingerprint: str) -> None:
-        """A worker has come with weights of that fingerprint: where an update has brought others since, it gets them
-        too."""
-        if self._updated is not None and fingerprint != self._updated[1] and worker not in self._bringing:
+        """A worker has come with weights of that fingerprint: where this router's update has brought others since, and
+        no other router's again others, it gets them too."""
+        if self._newest is not None and fingerprint != self._newest[1] and worker not in self._bringing:
             self._bringing[worker] = asyncio.create_task(self._bring(worker), name=f"weights-{worker.name}")
 
     async def _bring(self, worker: WorkerLink) -> None:
@@ -89,8 +99,8 @@ class FleetWeights:
             while worker.connected and worker.load.model_fingerprint in ("", started_with):
                 try:
                     async with self._changing:
-                        if self._updated is not None and worker.connected:
-                            await self._give(worker, self._updated[0])
+                        if self._newest is not None and worker.connected:
+                            await self._give(worker, self._newest[0])
                     return
                 except TandemError as error:
                     logger.warning("worker %s does not get the weights of the last update: %s", worker.name, error)

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from services.kvstore.tiers import disk as disk_module
+from services.kvstore.tiers import shared_disk
 from services.kvstore.tiers.arena import HostArena
 from services.kvstore.tiers.disk import HEADER_BYTES
 from services.kvstore.tiers.order import Keep
@@ -171,6 +172,22 @@ def test_what_a_node_left_long_ago_is_deleted_and_no_other(
         assert len(again.blocks) == left
         put(again, 1)
         assert read(again, 1) == block(1)
+
+
+def test_what_may_not_be_deleted_hides_no_other_nodes_blocks(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    old, other, one = make("store-0"), make("store-1"), make("store-2")
+    put(old, 0)
+    old.close()
+    at = (old.folder / "lock").stat().st_mtime - FORGOTTEN_S - 60
+    os.utime(old.folder / "lock", (at, at))
+
+    def refuse(_: Path) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(shared_disk, "_clear", refuse)
+    put(other, 1)
+    one.look()
+    assert (one.holds(HASHES[0]), one.holds(HASHES[1])) == (True, True)
 
 
 def test_a_file_system_whose_locks_need_an_open_writer_is_locked_too(

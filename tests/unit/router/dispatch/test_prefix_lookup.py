@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+from services.router.dispatch.active_request import ActiveRequest, WriteCoalescer
 from services.router.dispatch.prefix_lookup import MAX_PEERS, PrefixLookup, grouped_hits, hits_of
+from services.router.dispatch.request import Request
+from shared.engine.sampling_params import SamplingParams
 from shared.identity import WorkerRole
 from shared.kv.groups import KVGroups
 from shared.kv.layout import BlockLayout, KVFormat
@@ -43,6 +46,15 @@ async def test_a_worker_is_told_of_those_that_hold_more_than_itself():
     ]  # fmt: skip
     assert [peer.name for peer in hits.peers_of("w3")] == ["w5"]
     assert hits.peers_of("w5") == []
+
+
+async def test_of_a_prompt_whose_log_probabilities_are_asked_for_nothing_counts_as_cached():
+    for asked, num_tokens in ((None, 28), (1, 0)):
+        request = Request("r", tuple(range(40)), SamplingParams(max_tokens=8, seed=0, prompt_logprobs=asked))
+        active = ActiveRequest(request, WriteCoalescer())
+        active.begin_attempt()
+        hits = await lookup({"w1": 7}).hits_for(active)
+        assert hits.local.get("w1", 0) == num_tokens
 
 
 async def test_of_many_that_hold_the_same_any_few_are_named():

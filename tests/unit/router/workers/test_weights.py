@@ -114,6 +114,27 @@ async def test_a_worker_that_got_others_from_another_router_is_left_alone(monkey
     await changes.close()
 
 
+@pytest.mark.parametrize("first", [0, 1])
+async def test_of_two_routers_updates_a_worker_that_starts_again_gets_the_later_one(first):
+    worker = Worker("a")
+    routers = [FleetWeights(lambda: [worker]) for _ in range(2)]
+    for changes, folder in zip(routers, ("/one", "/two"), strict=True):
+        await changes.update(folder)
+        for each in routers:
+            each.seen(worker.folder)
+    worker.folder, worker.load.model_fingerprint = "/old", ""
+    worker.steps.clear()
+    for changes in (routers[first], routers[1 - first]):
+        changes.bring(worker, "/old")
+    await until(lambda: worker.steps == [PAUSE, LOAD, RESUME])
+    assert worker.folder == "/two"
+    assert [changes.may_bring() for changes in routers] == [False, True]
+    routers[0].seen("/one")  # the other's update was taken back
+    assert routers[0].may_bring()
+    for changes in routers:
+        await changes.close()
+
+
 @pytest.mark.parametrize("held", [PAUSE, LOAD])
 async def test_an_update_ends_as_it_would_where_its_caller_is_gone(held):
     fleet = [Worker("a", held={held: asyncio.Event()}), Worker("b")]

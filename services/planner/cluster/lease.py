@@ -77,8 +77,9 @@ class Leadership:
                 self._failed(error)
                 ours = None
             if ours:
+                lapsed = not self.held  # it may have lapsed during the call, and who acted has seen that
                 self._until_s = began_s + self._duration_s * 2 / 3
-                if not was_held:
+                if lapsed:
                     logger.info("%s leads", self._identity)
                     self.changed.set()
             elif ours is False:

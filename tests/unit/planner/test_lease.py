@@ -170,6 +170,17 @@ async def test_a_renewal_keeps_when_it_was_acquired_and_counts_no_transition(ser
 
 
 @pytest.mark.usefixtures("turns")
+async def test_a_hold_that_lapsed_during_the_renewal_counts_as_gained_again(server: Server, clock: Clock) -> None:
+    first = Planner(server, "a")
+    assert await first.turn()
+    first.lead.changed.clear()
+    clock.now += 19.0
+    server.took_s = 1.0  # twice: at the second answer it is held no more
+    assert await first.turn()
+    assert first.lead.changed.is_set()
+
+
+@pytest.mark.usefixtures("turns")
 async def test_while_the_server_is_away_it_leads_no_longer_than_it_may(server: Server, clock: Clock) -> None:
     first = Planner(server, "a")
     assert await first.turn()

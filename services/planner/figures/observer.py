@@ -64,10 +64,12 @@ class Observer:
     _in_flight: float | None = None
 
     def observe(self, reading: Reading) -> Observation:
-        """What happened since the call before. Without routers only the sizes are known."""
+        """What happened since the call before. Where something did not answer only the sizes are known, and counters
+        begin anew: a difference over the gap would be taken for that of one interval."""
         prefill = self._count(reading, self.pools[0], reading.prefill_replicas)
         decode = self._count(reading, self.pools[1], reading.decode_replicas)
         if reading.routers is None or reading.prefill_pages is None or not reading.routers:
+            self._last, self._in_flight = {}, None
             return Observation(reading.now_s, prefill, decode)
         now = _counters(reading.routers, reading.prefill_pages)
         grown = {key: self._growth(key, value) for key, value in now.items()}

@@ -12,6 +12,7 @@ from services.planner.figures.observer import Observer, Reading
 from services.planner.figures.page import Page, share_above
 from services.planner.figures.sources import RouterFigures
 from services.planner.policy.config import PlannerConfig, PoolLimits
+from services.planner.policy.demand import DemandModel
 from services.planner.policy.need import DecodePace
 from services.planner.policy.planner import Governor
 from shared.errors import Internal
@@ -86,6 +87,17 @@ def test_without_a_router_only_the_sizes_are_known():
     observer.observe(reading(0.0, page(1, 1), page(0, 0)))
     seen = observer.observe(replace(reading(10.0, page(9, 9), page(0, 0)), routers=None))
     assert (seen.num_arrived, seen.prefill.replicas) == (None, 3)
+
+
+@pytest.mark.parametrize("gap", [{"routers": None}, {"routers": []}, {"prefill_pages": None}])
+def test_behind_a_gap_in_the_readings_counters_begin_anew_and_the_rate_is_what_it_was(gap):
+    observer, model, rates = Observer(("prefill", "decode"), 0.5, 0.05, 60.0), DemandModel(PlannerConfig()), []
+    for tick in range(60):
+        read = reading(tick * 10.0, page(20 * tick, 20 * tick), page(0, 0))
+        demand = model.observe(observer.observe(replace(read, **gap) if 30 <= tick < 36 else read))
+        rates.append(None if demand is None else round(demand.rate_now, 6))
+    assert [tick for tick, rate in enumerate(rates) if rate is None] == [0, *range(30, 37)]
+    assert set(rates) == {None, 2.0}
 
 
 def test_the_share_above_a_limit_is_interpolated_between_bounds():

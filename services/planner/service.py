@@ -108,7 +108,13 @@ class PlannerService:
         planner = ElasticPlanner(self._config) if self._config.is_elastic else Planner(self._config)
         observer = Observer(settings.pool_names, settings.ttft_s, settings.tpot_s, self._config.cold_start_s)
         executor = Executor(
-            self._config, settings.pool_names, settings.drain_timeout_s, calls, self._sources, lambda: leadership.held
+            self._config,
+            settings.pool_names,
+            settings.drain_timeout_s,
+            calls,
+            self._sources,
+            lambda: leadership.held,
+            self._failed,
         )
         while leadership.held:
             self.state.leads = True

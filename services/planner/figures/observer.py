@@ -132,6 +132,7 @@ class Observer:
             num_ending=len(pods) - len(alive),
             num_extra=max(0, len(alive) - replicas),
             num_cold=sum(reading.epoch_s - (pod.ready_since_s or 0.0) < self.cold_start_s for pod in ready),
+            num_victims=sum(pod.victim for pod in alive),
         )
 
 

@@ -76,7 +76,7 @@ class ElasticPlanner:
 
     def decide(self, seen: Observation) -> Decision:
         """The size to have. Repeats the last one while too little is known."""
-        before = self._target or Pair(0, seen.decode.replicas)
+        before = self._target or Pair(0, seen.decode.num_staying)
         self._shape.observe(seen)
         demand = self._demand.observe(seen)
         if demand is None:

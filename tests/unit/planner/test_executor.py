@@ -10,10 +10,13 @@ import pytest
 from services.planner.cluster.calls import ClusterCalls
 from services.planner.cluster.pods import Pod
 from services.planner.executor import Executor, LeadershipLost, by_name, choose_victims
+from services.planner.figures.observer import Observer, Reading
 from services.planner.figures.sources import Sources
 from services.planner.policy.budget import Pair
 from services.planner.policy.config import PlannerConfig
+from services.planner.policy.elastic import ElasticPlanner
 from services.planner.policy.observation import Observation, PoolCount
+from services.planner.policy.planner import Planner
 from shared.errors import NotFound, TandemError
 from shared.rpc.pb.tandem.v1 import inference_pb2, types_pb2
 
@@ -176,6 +179,22 @@ async def test_replicas_without_a_pod_go_before_a_pod_is_drained() -> None:
     assert await Cluster().step(2, marked, status("a", draining=True), status("b"), replicas=3) == [
         ("undrain", "a"), ("spare", "a"), ("scale", "d", 2),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("replicas", "asked"), [(4, [("scale", "d", 3)]), (3, [])])
+@pytest.mark.parametrize("is_elastic", [False, True])
+async def test_a_planner_that_takes_over_continues_the_drains(
+    is_elastic: bool, replicas: int, asked: list[Any]
+) -> None:
+    pods = [pod("a"), pod("b"), pod("c"), victim("d")]
+    prefill = [] if is_elastic else [pod("p0", "p")]
+    read = Reading(0.0, NOW, [*pods, *prefill], len(prefill), replicas, None, None)
+    seen = Observer(("" if is_elastic else "p", "d"), 1.0, 0.05, 60.0).observe(read)
+    config = PlannerConfig(is_elastic=is_elastic)
+    decision = (ElasticPlanner(config) if is_elastic else Planner(config)).decide(seen)
+    assert (decision.target, decision.changes) == (Pair(len(prefill), 3), False)
+    draining = [status(each.name, draining=each.victim) for each in pods]
+    assert await Cluster().step(decision.target.decode, pods, *draining, replicas=replicas) == asked
 
 
 async def test_a_pool_grows_into_what_is_free_of_the_budget() -> None:

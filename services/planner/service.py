@@ -79,7 +79,12 @@ class PlannerService:
         settings = self._settings
         calls = await self._stack.enter_async_context(cluster_calls(self._access, settings.release, settings.timeout_s))
         self._leadership = Leadership(
-            calls, f"{settings.release}-planner", self.identity, settings.lease_s, self._failed
+            calls,
+            f"{settings.release}-planner",
+            self.identity,
+            settings.lease_s,
+            self._failed,
+            lambda: None if self.state.leads else self._succeeded(),  # a leader asks for more than its Lease
         )
         self._leadership.start()
         self._task = asyncio.create_task(self._run(calls, self._leadership), name="planner")
@@ -136,6 +141,7 @@ class PlannerService:
     async def _tick(
         self, calls: ClusterCalls, planner: Planner | ElasticPlanner, observer: Observer, executor: Executor
     ) -> None:
+        failures = dict(self.state.num_failures)
         reading = await self._read(calls)
         seen = observer.observe(reading)
         self._note(seen)
@@ -153,7 +159,7 @@ class PlannerService:
         if not self._settings.dry_run and reading.routers is not None:
             statuses = [router.status for router in reading.routers]
             await executor.step(decision.target, seen, reading.pods, by_name(statuses), reading.epoch_s)
-        if reading.routers is not None:
+        if self.state.num_failures == failures:
             self._succeeded()
 
     async def _read(self, calls: ClusterCalls) -> Reading:
@@ -194,7 +200,7 @@ class PlannerService:
         self.state.failing = True
         if self._failure != code:
             self._failure = code
-            logger.error("%s; the pools stay as they are", error or type(error).__name__)
+            logger.error("%s; it is tried again", error or type(error).__name__)
 
     def _succeeded(self) -> None:
         if self._failure:

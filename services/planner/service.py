@@ -148,13 +148,13 @@ class PlannerService:
         decision = planner.decide(seen)
         executor.ensure_leads()
         if decision.changes:
-            await self._announce(calls, decision)
             if not self._settings.dry_run:
                 try:
                     await executor.check(decision.target)
                 except (TandemError, Conflict):
                     planner.refused(decision)  # no pool is changed where one may not be
                     raise
+            await self._announce(calls, decision)
         self.state.target = decision.target
         if not self._settings.dry_run and reading.routers is not None:
             statuses = [router.status for router in reading.routers]

@@ -1,4 +1,4 @@
-"""The planner's process: what it says of failures."""
+"""The planner's process: what it says of failures, and that it announces what the server has accepted."""
 
 from __future__ import annotations
 
@@ -142,3 +142,15 @@ async def test_a_leaders_lease_says_nothing_of_what_else_fails(cluster: Cluster,
         return cluster.num_looks > looks + 2
 
     await until(renewed)
+
+
+async def test_what_the_server_refuses_is_not_announced(cluster: Cluster, planner: PlannerService) -> None:
+    cluster.scale_error = ClusterUnavailable("the server answers 422: too few")
+    await planner.start()
+    await ticks(planner)
+    assert planner.state.num_failures["cluster_unavailable"] >= 3
+    assert (cluster.events, planner.state.num_changes) == ([], {})
+    cluster.scale_error = None
+    await until(lambda: cluster.replicas_now == {"prefill": 2, "decode": 2})
+    assert cluster.events == [("ScaledDown", "prefill"), ("ScaledDown", "decode")]
+    assert planner.state.num_changes == {"prefill": 1, "decode": 1}

@@ -86,6 +86,8 @@ class Observation:
     num_output_tokens: int = 0
     """Δ"""
     workers: Sequence[WorkerView] = ()
-    """The workers that decode, as placement would see them; without their present load."""
+    """The workers of the decode pool, as placement would see them; without their present load."""
+    num_beside: int = 0
+    """Workers of other pools that decode for the same requests."""
     groups: KVGroups = field(default_factory=lambda: KVGroups(16))
     """Groups of their KV."""

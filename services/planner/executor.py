@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from services.planner.figures.sources import Sources
 from services.planner.policy.budget import Pair, replicas_now
 from services.planner.policy.config import PlannerConfig
 from services.planner.policy.observation import Observation, PoolCount
+from shared.errors import TandemError
 from shared.rpc.pb.tandem.v1 import inference_pb2
 
 logger = logging.getLogger(__name__)
@@ -45,9 +47,11 @@ class Executor:
         calls: ClusterCalls,
         sources: Sources,
         may_act: Callable[[], bool],
+        failed: Callable[[TandemError], None],
     ) -> None:
+        """`failed` is told why a worker could not be drained, or that be taken back; the next step tries again."""
         self._config, self._names, self._drain_timeout_s = config, pools, drain_timeout_s
-        self._calls, self._sources, self._may_act = calls, sources, may_act
+        self._calls, self._sources, self._may_act, self._failed = calls, sources, may_act, failed
 
     async def check(self, target: Pair) -> None:
         """Asks the server whether it would accept all sizes, and changes nothing. Raises what `ClusterCalls` does."""
@@ -65,7 +69,7 @@ class Executor:
         epoch_s: float,
     ) -> None:
         """Goes one step towards `target`. `workers`: by name, as a router sees them. Raises LeadershipLost, and what
-        `ClusterCalls` and `Sources` do: the next step starts from what was reached."""
+        `ClusterCalls` does: the next step starts from what was reached."""
         pools = [
             Pool(name, count, size, [pod for pod in pods if pod.component == "worker" and pod.pool == name])
             for name, count, size in zip(
@@ -87,36 +91,39 @@ class Executor:
     async def _shrink(
         self, pool: Pool, pods: Sequence[Pod], workers: Mapping[str, inference_pb2.WorkerStatus], epoch_s: float
     ) -> None:
-        surplus = max(0, pool.count.replicas - pool.target)
-        num_pods = sum(not pod.ending for pod in pool.pods)
-        gone = min(surplus, max(0, pool.count.replicas - num_pods))  # replicas without a Pod go first: nothing to drain
+        replicas, num_pods = pool.count.replicas, sum(not pod.ending for pod in pool.pods)
+        surplus = max(0, replicas - pool.target)
+        gone = min(surplus, max(0, replicas - num_pods))  # replicas without a Pod go first: nothing to drain
         num_victims = surplus - gone
         marked = [pod for pod in pool.pods if pod.victim]
-        await self._spare(marked[num_victims:], pods, workers)
-        victims = marked[:num_victims]
-        chosen = choose_victims(pool.pods, workers, num_victims - len(victims))
+        marked.sort(key=lambda pod: not self._may_go(pod, workers, epoch_s))
+        num_idle = sum(self._may_go(pod, workers, epoch_s) for pod in marked)
+        num_going = min(num_idle, max(0, num_pods - replicas))  # their replicas went before, the controller is behind
+        victims = marked[: num_going + num_victims]
+        await self._spare(marked[len(victims) :], pods, workers)
+        chosen = choose_victims(pool.pods, workers, num_going + num_victims - len(victims))
         for pod in chosen:
             self.ensure_leads()
             await self._calls.mark_victim(pod.name, epoch_s)
         await self._drain([*victims, *chosen], pods, workers)
-        gone += sum(self._may_go(pod, workers, epoch_s) for pod in victims)
+        gone += min(num_idle - num_going, num_victims)
         if gone:
             self.ensure_leads()
-            await self._calls.scale(pool.name, pool.count.replicas - gone)
-            logger.info("pool %s: %d → %d replicas", pool.name, pool.count.replicas, pool.count.replicas - gone)
+            await self._calls.scale(pool.name, replicas - gone)
+            logger.info("pool %s: %d → %d replicas", pool.name, replicas, replicas - gone)
 
     async def _spare(
         self, spared: Sequence[Pod], pods: Sequence[Pod], workers: Mapping[str, inference_pb2.WorkerStatus]
     ) -> None:
-        """The load came back before they were gone."""
-        names = [pod.name for pod in spared if pod.name in workers and workers[pod.name].load.draining]
-        if names:
-            self.ensure_leads()
-            await self._sources.drain(pods, names, undo=True)
+        """The load came back before they were gone. One that may drain keeps its mark: a later step asks again."""
+        seen = [pod.name for pod in spared if pod.name in workers and workers[pod.name].connected]
+        draining = [name for name in seen if workers[name].load.draining]
+        serving = set(seen).difference(draining).union(await self._tell(draining, pods, undo=True))
         for pod in spared:
-            self.ensure_leads()
-            await self._calls.spare_victim(pod.name)
-            logger.info("worker %s stays after all", pod.name)
+            if pod.name in serving:
+                self.ensure_leads()
+                await self._calls.spare_victim(pod.name)
+                logger.info("worker %s stays after all", pod.name)
 
     async def _drain(
         self, victims: Sequence[Pod], pods: Sequence[Pod], workers: Mapping[str, inference_pb2.WorkerStatus]
@@ -126,13 +133,27 @@ class Executor:
             for pod in victims
             if pod.name in workers and workers[pod.name].connected and not workers[pod.name].load.draining
         ]
+        if told := await self._tell(names, pods):
+            logger.info("draining %s", ", ".join(told))
+
+    async def _tell(self, names: Sequence[str], pods: Sequence[Pod], *, undo: bool = False) -> list[str]:
+        """Asks for each worker by itself, so that one that refuses holds up no other. Returns those that did."""
+
+        async def tell(name: str) -> bool:
+            try:
+                await self._sources.drain(pods, name, undo=undo)
+            except TandemError as error:
+                self._failed(error)
+                return False
+            return True
+
         if names:
             self.ensure_leads()
-            await self._sources.drain(pods, names)
-            logger.info("draining %s", ", ".join(names))
+        done = await asyncio.gather(*map(tell, names))
+        return [name for name, is_done in zip(names, done, strict=True) if is_done]
 
     def _may_go(self, pod: Pod, workers: Mapping[str, inference_pb2.WorkerStatus], epoch_s: float) -> bool:
-        """Whether it has nothing left to do, or has had its time. Of Pods marked in this very step none may."""
+        """Whether a marked one has nothing left to do, or has had its time."""
         assert pod.drained_since_s is not None
         if epoch_s - pod.drained_since_s > self._drain_timeout_s:
             return True

@@ -79,7 +79,12 @@ class PlannerService:
         settings = self._settings
         calls = await self._stack.enter_async_context(cluster_calls(self._access, settings.release, settings.timeout_s))
         self._leadership = Leadership(
-            calls, f"{settings.release}-planner", self.identity, settings.lease_s, self._failed
+            calls,
+            f"{settings.release}-planner",
+            self.identity,
+            settings.lease_s,
+            self._failed,
+            lambda: None if self.state.leads else self._succeeded(),  # a leader asks for more than its Lease
         )
         self._leadership.start()
         self._task = asyncio.create_task(self._run(calls, self._leadership), name="planner")
@@ -108,7 +113,13 @@ class PlannerService:
         planner = ElasticPlanner(self._config) if self._config.is_elastic else Planner(self._config)
         observer = Observer(settings.pool_names, settings.ttft_s, settings.tpot_s, self._config.cold_start_s)
         executor = Executor(
-            self._config, settings.pool_names, settings.drain_timeout_s, calls, self._sources, lambda: leadership.held
+            self._config,
+            settings.pool_names,
+            settings.drain_timeout_s,
+            calls,
+            self._sources,
+            lambda: leadership.held,
+            self._failed,
         )
         while leadership.held:
             self.state.leads = True
@@ -130,24 +141,25 @@ class PlannerService:
     async def _tick(
         self, calls: ClusterCalls, planner: Planner | ElasticPlanner, observer: Observer, executor: Executor
     ) -> None:
+        failures = dict(self.state.num_failures)
         reading = await self._read(calls)
         seen = observer.observe(reading)
         self._note(seen)
         decision = planner.decide(seen)
         executor.ensure_leads()
         if decision.changes:
-            await self._announce(calls, decision)
             if not self._settings.dry_run:
                 try:
                     await executor.check(decision.target)
                 except (TandemError, Conflict):
                     planner.refused(decision)  # no pool is changed where one may not be
                     raise
+            await self._announce(calls, decision)
         self.state.target = decision.target
         if not self._settings.dry_run and reading.routers is not None:
             statuses = [router.status for router in reading.routers]
             await executor.step(decision.target, seen, reading.pods, by_name(statuses), reading.epoch_s)
-        if reading.routers is not None:
+        if self.state.num_failures == failures:
             self._succeeded()
 
     async def _read(self, calls: ClusterCalls) -> Reading:
@@ -188,7 +200,7 @@ class PlannerService:
         self.state.failing = True
         if self._failure != code:
             self._failure = code
-            logger.error("%s; the pools stay as they are", error or type(error).__name__)
+            logger.error("%s; it is tried again", error or type(error).__name__)
 
     def _succeeded(self) -> None:
         if self._failure:

@@ -25,13 +25,19 @@ class Leadership:
     """
 
     def __init__(
-        self, calls: ClusterCalls, name: str, identity: str, duration_s: float, failed: Callable[[Exception], None]
+        self,
+        calls: ClusterCalls,
+        name: str,
+        identity: str,
+        duration_s: float,
+        failed: Callable[[Exception], None],
+        answered: Callable[[], None],
     ) -> None:
-        """`failed` is called with the error of each failed API call, which is then retried. No API call before
-        `start`."""
+        """`failed` is called with the error of each failed API call, which is then retried, `answered` when one has
+        read or renewed the Lease. No API call before `start`."""
         self._calls, self._name, self._identity = calls, name, identity
         self._duration_s = duration_s
-        self._failed = failed
+        self._failed, self._answered = failed, answered
         self._until_s = 0.0  # monotonic
         self._seen = ""  # version of another holder's Lease,
         self._seen_s = 0.0  # and when we first saw it
@@ -71,14 +77,16 @@ class Leadership:
             try:
                 async with asyncio.timeout(self._duration_s / 3):
                     ours = await self._renew()
+                self._answered()
             except Conflict:
                 ours = False  # another planner was faster: the next read shows its identity
             except (ClusterUnavailable, TimeoutError) as error:
                 self._failed(error)
                 ours = None
             if ours:
+                lapsed = not self.held  # it may have lapsed during the call, and who acted has seen that
                 self._until_s = began_s + self._duration_s * 2 / 3
-                if not was_held:
+                if lapsed:
                     logger.info("%s leads", self._identity)
                     self.changed.set()
             elif ours is False:

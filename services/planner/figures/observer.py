@@ -34,6 +34,8 @@ _NO_LOAD = frozenset(
 )
 """Requests that ended at the edge: no size of a pool would have served them."""
 
+_DECODE = types_pb2.WORKER_ROLE_DECODE
+
 Key = tuple[str, str, float]  # (process, what, histogram bound or 0)
 
 
@@ -62,19 +64,29 @@ class Observer:
     cold_start_s: float
     _last: dict[Key, float] = field(default_factory=dict)
     _in_flight: float | None = None
+    _model: str = ""  # that the pools serve, where a router has several
 
     def observe(self, reading: Reading) -> Observation:
-        """What happened since the call before. Without routers only the sizes are known."""
+        """What happened since the call before. Where something did not answer only the sizes are known, and counters
+        begin anew: a difference over the gap would be taken for that of one interval."""
         prefill = self._count(reading, self.pools[0], reading.prefill_replicas)
         decode = self._count(reading, self.pools[1], reading.decode_replicas)
-        if reading.routers is None or reading.prefill_pages is None or not reading.routers:
+        statuses = [router.status for router in reading.routers or ()]
+        names = {pod.name for pod in reading.pods if pod.pool == self.pools[1]}
+        # Every router sees all workers, those of other pools and models included.
+        decoding = [one for one in statuses[0].workers if one.connected and one.role == _DECODE] if statuses else []
+        workers = [one for one in decoding if one.worker.name in names]
+        self._model = next((one.model for one in workers if one.model), self._model)
+        is_unknown = not self._model and any(status.models for status in statuses)
+        if not reading.routers or reading.prefill_pages is None or is_unknown:
+            self._last, self._in_flight = {}, None
             return Observation(reading.now_s, prefill, decode)
-        now = _counters(reading.routers, reading.prefill_pages)
+        now = _counters(reading.routers, self._model, reading.prefill_pages)
         grown = {key: self._growth(key, value) for key, value in now.items()}
         first, self._last = not self._last, now
-        statuses = [router.status for router in reading.routers]
-        queue_len = sum(status.queue_len for status in statuses)
-        in_flight = queue_len + sum(status.num_running for status in statuses)
+        lines = [_line(status, self._model) for status in statuses]
+        queue_len = sum(line.queue_len for line in lines)
+        in_flight = queue_len + sum(line.num_running for line in lines)
         before, self._in_flight = self._in_flight, in_flight
         if first or before is None:
             return Observation(reading.now_s, prefill, decode)
@@ -85,7 +97,7 @@ class Observer:
         ended = sum(value for name, value in outcomes.items() if name.startswith("outcome ") and name not in _NO_LOAD)
         late, answered = share_above(_buckets(grown, "ttft"), self.ttft_s)
         slow, finished = share_above(_buckets(grown, "tpot"), self.tpot_s)
-        loads = _decode_loads(statuses[0])
+        loads = [one.load for one in workers]
         num_sequences, kv_share = _decode_use(loads)
         num_decoding = sum(load.num_decoding for load in loads)
         return Observation(
@@ -109,8 +121,12 @@ class Observer:
             num_prompt_tokens=round(outcomes.get("prompt tokens", 0.0)),
             num_cached_tokens=round(outcomes.get("cached tokens", 0.0)),
             num_output_tokens=round(outcomes.get("output tokens", 0.0)),
-            workers=_views(statuses[0]),
-            groups=next((groups_of(one) for one in statuses[0].workers if one.block_size), KVGroups(16)),
+            workers=_views(workers),
+            num_beside=sum(
+                one.worker.name not in names and one.model in ("", self._model) and not one.load.draining
+                for one in decoding
+            ),
+            groups=next((groups_of(one) for one in workers if one.block_size), KVGroups(16)),
         )
 
     def _growth(self, key: Key, value: float) -> float:
@@ -130,22 +146,29 @@ class Observer:
             num_ending=len(pods) - len(alive),
             num_extra=max(0, len(alive) - replicas),
             num_cold=sum(reading.epoch_s - (pod.ready_since_s or 0.0) < self.cold_start_s for pod in ready),
+            num_victims=sum(pod.victim for pod in alive),
         )
 
 
-def _counters(routers: Sequence[RouterFigures], prefill: Mapping[str, Page]) -> dict[Key, float]:
+def _line(status: inference_pb2.ClusterStatus, model: str) -> inference_pb2.ClusterStatus | inference_pb2.ModelStatus:
+    """What a router says of the model; of all that it serves where it has no other one."""
+    return next((line for line in status.models if line.name == model), status)
+
+
+def _counters(routers: Sequence[RouterFigures], model: str, prefill: Mapping[str, Page]) -> dict[Key, float]:
     found: dict[Key, float] = {}
     for router in routers:
-        for outcome, value in router.page.by_outcome.items():
+        page = router.page.by_model[model] if router.status.models and model else router.page
+        for outcome, value in page.by_outcome.items():
             found[router.name, f"outcome {outcome}", 0.0] = value
-        found[router.name, "seconds a token", 0.0] = router.page.sums[f"{TPOT}_sum"]
-        found[router.name, "seconds to first", 0.0] = router.page.sums[f"{TTFT}_sum"]
-        found[router.name, "ended", 0.0] = router.page.sums[f"{PROMPTS}_count"]
-        found[router.name, "prompt tokens", 0.0] = router.page.sums[f"{PROMPTS}_sum"]
-        found[router.name, "output tokens", 0.0] = router.page.sums[f"{OUTPUTS}_sum"]
-        found[router.name, "cached tokens", 0.0] = float(router.status.num_cached_tokens)
+        found[router.name, "seconds a token", 0.0] = page.sums[f"{TPOT}_sum"]
+        found[router.name, "seconds to first", 0.0] = page.sums[f"{TTFT}_sum"]
+        found[router.name, "ended", 0.0] = page.sums[f"{PROMPTS}_count"]
+        found[router.name, "prompt tokens", 0.0] = page.sums[f"{PROMPTS}_sum"]
+        found[router.name, "output tokens", 0.0] = page.sums[f"{OUTPUTS}_sum"]
+        found[router.name, "cached tokens", 0.0] = page.num_cached_tokens
         for what, name in (("ttft", TTFT), ("tpot", TPOT)):
-            for bound, value in router.page.buckets[name].items():
+            for bound, value in page.buckets[name].items():
                 found[router.name, what, bound] = value
     for worker, page in prefill.items():
         found[worker, "busy", 0.0] = page.sums[BUSY]
@@ -160,11 +183,6 @@ def _buckets(grown: Mapping[Key, float], what: str) -> dict[float, float]:
     return buckets
 
 
-def _decode_loads(status: inference_pb2.ClusterStatus) -> list[types_pb2.Load]:
-    """The loads of the decode workers that a router sees; every router sees them all."""
-    return [one.load for one in status.workers if one.connected and one.role == types_pb2.WORKER_ROLE_DECODE]
-
-
 def _decode_use(loads: Sequence[types_pb2.Load]) -> tuple[float, float]:
     """(sequences, share of blocks in use)."""
     total = sum(load.num_total_blocks for load in loads)
@@ -172,8 +190,8 @@ def _decode_use(loads: Sequence[types_pb2.Load]) -> tuple[float, float]:
     return float(sum(load.num_running + load.num_waiting for load in loads)), used / total if total else 0.0
 
 
-def _views(status: inference_pb2.ClusterStatus) -> list[WorkerView]:
-    """Views of the decode workers, as if they were idle."""
+def _views(workers: Sequence[inference_pb2.WorkerStatus]) -> list[WorkerView]:
+    """Views of the workers, as if they were idle."""
     return [
         WorkerView(
             one.worker.name,
@@ -185,6 +203,5 @@ def _views(status: inference_pb2.ClusterStatus) -> list[WorkerView]:
             times=step_times_from_proto(one.load.step_times) if one.load.HasField("step_times") else None,
             max_step_tokens=one.max_num_batched_tokens,
         )
-        for one in status.workers
-        if one.connected and one.role == types_pb2.WORKER_ROLE_DECODE
+        for one in workers
     ]

@@ -13,7 +13,7 @@ import grpc.aio
 
 from services.planner.cluster.pods import Pod
 from services.planner.figures.page import Page
-from shared.errors import TandemError, WorkerLost
+from shared.errors import DeadlineExceeded, TandemError, WorkerLost
 from shared.rpc.pb.tandem.v1 import fleet_pb2, fleet_pb2_grpc, inference_pb2
 from tandem import AsyncTandemClient, ClientTls
 
@@ -65,10 +65,22 @@ class Sources:
         pages = await asyncio.gather(*(self._page("http", pod.address("metrics"), pod.name) for pod in pods))
         return {pod.name: page for pod, page in zip(pods, pages, strict=True)}
 
-    async def drain(self, pods: Sequence[Pod], workers: Sequence[str], *, undo: bool = False) -> None:
-        """Asks a router to drain the workers, or to take that back; any one of them tells all the others."""
-        client = self._client([pod.address("grpc") for pod in pods if pod.component == "router" and pod.ready][:1])
-        request = fleet_pb2.DrainWorkersRequest(workers=workers)
+    async def drain(self, pods: Sequence[Pod], worker: str, *, undo: bool = False) -> None:
+        """Asks one router after the other to drain the worker, or to take that back, until one has; the worker itself
+        tells all the others."""
+        refusal: TandemError = WorkerLost("no router is ready")
+        for router in (pod for pod in pods if pod.component == "router" and pod.ready):
+            try:
+                return await self._drain(router, worker, undo=undo)
+            except DeadlineExceeded:
+                raise  # it is the worker that does not
+            except TandemError as error:
+                refusal = error  # not connected to the worker, say
+        raise refusal
+
+    async def _drain(self, router: Pod, worker: str, *, undo: bool) -> None:
+        client = self._client(router)
+        request = fleet_pb2.DrainWorkersRequest(workers=[worker])
 
         def call(channel: grpc.aio.Channel) -> Awaitable[fleet_pb2.DrainedWorkers]:
             stub = fleet_pb2_grpc.FleetServiceStub(channel)
@@ -78,17 +90,17 @@ class Sources:
         await client.ask(call)
 
     async def _router(self, pod: Pod) -> RouterFigures:
-        client = self._client([pod.address("grpc")])
+        client = self._client(pod)
         page, status = await asyncio.gather(
             self._page("https" if self._tls else "http", pod.address("http"), pod.name),
             client.status(timeout_s=self._timeout_s),
         )
         return RouterFigures(pod.name, page, status)
 
-    def _client(self, addresses: Sequence[str]) -> AsyncTandemClient:
-        if not addresses or not addresses[0]:
-            raise WorkerLost("no router is ready")
-        address = addresses[0]
+    def _client(self, router: Pod) -> AsyncTandemClient:
+        address = router.address("grpc")
+        if not address:
+            raise WorkerLost(f"Pod {router.name} has no address for gRPC")
         if address not in self._clients:
             self._clients[address] = AsyncTandemClient([address], api_key=self._api_key, tls=self._tls)
         return self._clients[address]

@@ -22,7 +22,6 @@ from services.planner.policy.planner import Decision, Governor
 from services.router.placement.demand import Mix
 from services.router.placement.views import Work, WorkerView
 from services.router.placement.what_if import Targets, pool_headroom, workers_needed
-from shared.kv.groups import KVGroups
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +75,7 @@ class ElasticPlanner:
 
     def decide(self, seen: Observation) -> Decision:
         """The size to have. Repeats the last one while too little is known."""
-        before = self._target or Pair(0, seen.decode.replicas)
+        before = self._target or Pair(0, seen.decode.num_staying)
         self._shape.observe(seen)
         demand = self._demand.observe(seen)
         if demand is None:
@@ -92,15 +91,16 @@ class ElasticPlanner:
         if pool_headroom(worker, self._config.decode.max_workers, mix, targets, seen.groups) <= 0:
             why = "no number of workers meets the targets for such requests"
             return self._decided(seen.now_s, before, before.decode, why)
-        sizes = self._sizes(worker, mix, targets, seen.groups)
+        sizes = self._sizes(worker, mix, targets, seen)
         wanted, held = self._governor.propose(
             seen.now_s, before.decode, sizes.firm, sizes.need, sizes.spare, demand.rate_now, demand.rate_noise
         )
-        now = pool_headroom(worker, max(1, seen.decode.num_ready), mix, targets, seen.groups)
+        now = pool_headroom(worker, max(1, seen.decode.num_ready + seen.num_beside), mix, targets, seen.groups)
+        beside = f" and {seen.num_beside} of other pools" if seen.num_beside else ""
         reason = (
             f"{mix.rate:.2f} req/s of {mix.prompt.tokens} tokens to compute and {mix.output_len:.0f} to answer "
-            f"(correction {self._correction.value:.2f}): {seen.decode.num_ready} workers, split best, have headroom "
-            f"{now:.2f}, {sizes.need} needed for {self._config.headroom:g}{f' ({held})' if held else ''}"
+            f"(correction {self._correction.value:.2f}): {seen.decode.num_ready} workers{beside}, split best, have "
+            f"headroom {now:.2f}, {sizes.need} needed for {self._config.headroom:g}{f' ({held})' if held else ''}"
         )
         if wanted > self._most:
             reason += f"; wanted {wanted}, the budget is {self._config.gpu_budget} GPUs"
@@ -116,10 +116,12 @@ class ElasticPlanner:
         else:
             self._correction.observe(seen, demand.rate, seen.num_late + seen.num_slow, 0.0)
 
-    def _sizes(self, worker: WorkerView, mix: Mix, targets: Targets, groups: KVGroups) -> Sizes:
+    def _sizes(self, worker: WorkerView, mix: Mix, targets: Targets, seen: Observation) -> Sizes:
+        """What the workers of other pools, taken as no better and no worse, leave to do."""
         most, headroom, band = self._config.decode.max_workers, self._config.headroom, self._config.band
+        beside = seen.num_beside
         firm, need, spare = (
-            workers_needed(worker, mix, targets, groups, headroom * share, most)
+            max(0, workers_needed(worker, mix, targets, seen.groups, headroom * share, most + beside) - beside)
             for share in (1 - band / 2, 1.0, 1 + band)
         )
         return Sizes(firm, need, spare)

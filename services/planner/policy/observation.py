@@ -26,6 +26,13 @@ class PoolCount:
     """Pods beyond `replicas` that are not being deleted yet."""
     num_cold: int = 0
     """Ready workers that became so less than `cold_start_s` ago."""
+    num_victims: int = 0
+    """Pods that were chosen to go and are not being deleted yet."""
+
+    @property
+    def num_staying(self) -> int:
+        """The size that was decided on, as the cluster tells it: replicas without those that are chosen to go."""
+        return self.replicas - max(0, self.num_victims - self.num_extra)
 
     @property
     def num_held(self) -> int:
@@ -79,6 +86,8 @@ class Observation:
     num_output_tokens: int = 0
     """Δ"""
     workers: Sequence[WorkerView] = ()
-    """The workers that decode, as placement would see them; without their present load."""
+    """The workers of the decode pool, as placement would see them; without their present load."""
+    num_beside: int = 0
+    """Workers of other pools that decode for the same requests."""
     groups: KVGroups = field(default_factory=lambda: KVGroups(16))
     """Groups of their KV."""

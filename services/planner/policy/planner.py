@@ -131,7 +131,7 @@ class Planner:
 
     def decide(self, seen: Observation) -> Decision:
         """The pair to have. Repeats the last one while too little is known."""
-        before = self._target or Pair(seen.prefill.replicas, seen.decode.replicas)
+        before = self._target or Pair(seen.prefill.num_staying, seen.decode.num_staying)
         demand = self._demand.observe(seen)
         if demand is None:
             return self._decided(seen.now_s, before, budget.within(self._config, before), "no figures yet")

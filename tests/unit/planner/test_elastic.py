@@ -99,6 +99,14 @@ def test_more_load_takes_more_workers_at_once_and_less_gives_them_back_later():
     assert shrunk[-1].target.decode == pytest.approx(size, abs=1)
 
 
+def test_workers_of_other_pools_bear_their_part():
+    alone = play(ElasticPlanner(CONFIG), 40, 40.0, 8)[-1].target.decode
+    decision = play(ElasticPlanner(CONFIG), 40, 40.0, 8, num_beside=3)[-1]
+    assert decision.target.decode == alone - 3
+    assert f"{alone - 3} workers and 3 of other pools, split best, have headroom" in decision.reason
+    assert play(ElasticPlanner(CONFIG), 40, 40.0, 8, num_beside=alone + 3)[-1].target.decode == 1
+
+
 def test_the_budget_bounds_the_pool_and_the_reason_says_so():
     decision = play(ElasticPlanner(CONFIG), 20, 2000.0, 4)[-1]
     assert decision.target.decode == CONFIG.gpu_budget

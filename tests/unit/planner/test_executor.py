@@ -10,10 +10,14 @@ import pytest
 from services.planner.cluster.calls import ClusterCalls
 from services.planner.cluster.pods import Pod
 from services.planner.executor import Executor, LeadershipLost, by_name, choose_victims
+from services.planner.figures.observer import Observer, Reading
 from services.planner.figures.sources import Sources
 from services.planner.policy.budget import Pair
 from services.planner.policy.config import PlannerConfig
+from services.planner.policy.elastic import ElasticPlanner
 from services.planner.policy.observation import Observation, PoolCount
+from services.planner.policy.planner import Planner
+from shared.errors import NotFound, TandemError
 from shared.rpc.pb.tandem.v1 import inference_pb2, types_pb2
 
 DRAIN_S = 100.0
@@ -40,6 +44,9 @@ class Cluster:
     def __init__(self, gpu_budget: int = 16) -> None:
         self.asked: list[tuple[Any, ...]] = []
         self.leads = True
+        self.refused: set[str] = set()
+        """Workers that no router drains, nor takes that back."""
+        self.failures: list[TandemError] = []
         self.executor = Executor(
             PlannerConfig(gpu_budget=gpu_budget),
             ("p", "d"),
@@ -47,6 +54,7 @@ class Cluster:
             cast(ClusterCalls, self),
             cast(Sources, self),
             lambda: self.leads,
+            self.failures.append,
         )
 
     async def scale(self, pool: str, replicas: int, *, dry_run: bool = False) -> None:
@@ -58,18 +66,25 @@ class Cluster:
     async def spare_victim(self, name: str) -> None:
         self.asked.append(("spare", name))
 
-    async def drain(self, pods: Sequence[Pod], names: Sequence[str], *, undo: bool = False) -> None:
-        self.asked.append(("undrain" if undo else "drain", *names))
+    async def drain(self, pods: Sequence[Pod], name: str, *, undo: bool = False) -> None:
+        self.asked.append(("undrain" if undo else "drain", name))
+        if name in self.refused:
+            raise NotFound(f"there is no worker {name!r}")
 
     async def step(
-        self, target: int, pods: Sequence[Pod], *workers: inference_pb2.WorkerStatus, replicas: int | None = None
+        self,
+        target: int,
+        pods: Sequence[Pod],
+        *workers: inference_pb2.WorkerStatus,
+        replicas: int | None = None,
+        prefill: int = 2,
     ) -> list[tuple[Any, ...]]:
-        """One step of the decode pool, beside two prefill workers that stay. Returns what was asked."""
+        """One step of the decode pool, beside two prefill workers, to be `prefill`. Returns what was asked."""
         self.asked.clear()
         count = PoolCount(len(pods) if replicas is None else replicas, len(pods))
         seen = Observation(0.0, PoolCount(2, 2), count)
         found = {each.worker.name: each for each in workers}
-        await self.executor.step(Pair(2, target), seen, [*pods, pod("p0", "p"), pod("p1", "p")], found, NOW)
+        await self.executor.step(Pair(prefill, target), seen, [*pods, pod("p0", "p"), pod("p1", "p")], found, NOW)
         return list(self.asked)
 
 
@@ -109,9 +124,50 @@ async def test_one_that_does_not_become_idle_goes_after_its_time() -> None:
 async def test_where_the_load_comes_back_those_that_were_to_go_stay() -> None:
     pods = [victim("a"), victim("b"), pod("c")]
     found = [status("a", num_running=1, draining=True), status("b", draining=True), status("c")]
-    assert await Cluster().step(3, pods, *found) == [("undrain", "a", "b"), ("spare", "a"), ("spare", "b")]
-    assert await Cluster().step(2, pods, *found) == [("undrain", "b"), ("spare", "b")], "a still has to go"
+    assert await Cluster().step(3, pods, *found) == [
+        ("undrain", "b"), ("undrain", "a"), ("spare", "b"), ("spare", "a"),
+    ]  # fmt: skip
+    assert await Cluster().step(2, pods, *found) == [("undrain", "a"), ("spare", "a"), ("scale", "d", 2)], "b may go"
     assert await Cluster().step(3, [victim("a"), pod("b"), pod("c")], status("a")) == [("spare", "a")]
+
+
+async def test_who_stays_keeps_its_mark_until_it_drains_no_more() -> None:
+    cluster, pods, found = Cluster(), [pod("a"), victim("b", ready_since_s=None)], [status("a")]
+    assert await cluster.step(2, pods, *found) == [], "no router says whether it drains"
+    assert await cluster.step(2, pods, *found, status("b", connected=False)) == []
+    found.append(status("b", draining=True))
+    cluster.refused = {"b"}
+    assert await cluster.step(2, pods, *found) == [("undrain", "b")]
+    cluster.refused.clear()
+    assert await cluster.step(2, pods, *found) == [("undrain", "b"), ("spare", "b")]
+
+
+async def test_who_is_about_to_be_deleted_stays_drained_and_counts_once() -> None:
+    busy, gone = status("a", num_running=1, draining=True), status("b", draining=True)
+    assert await Cluster().step(1, [pod("a"), victim("b")], status("a"), gone, replicas=1) == []
+    pods = [victim("a"), victim("b"), pod("c")]
+    assert await Cluster().step(1, pods, busy, gone, status("c"), replicas=2) == []
+    assert await Cluster().step(2, pods, busy, gone, status("c"), replicas=2) == [("undrain", "a"), ("spare", "a")]
+    idle = status("a", draining=True)
+    assert await Cluster().step(1, pods, idle, gone, status("c"), replicas=2) == [("scale", "d", 1)]
+    assert await Cluster().step(2, pods, busy, status("b", num_running=1), status("c"), replicas=2) == [
+        ("undrain", "a"), ("spare", "a"), ("spare", "b"),
+    ], "a roll-out has another Pod for a while"  # fmt: skip
+    pods = [pod("a"), victim("b"), pod("c")]
+    assert await Cluster().step(1, pods, status("a"), gone, status("c", num_running=1), replicas=2) == [
+        ("mark", "a", NOW), ("drain", "a"),
+    ]  # fmt: skip
+
+
+async def test_a_worker_that_no_router_drains_holds_up_nobody_and_goes_after_its_time() -> None:
+    cluster = Cluster()
+    cluster.refused = {"a"}
+    pods, found = [victim("a"), victim("b"), pod("c")], [status("a", num_running=1), status("b"), status("c")]
+    asked = [("drain", "a"), ("drain", "b"), ("scale", "p", 4)]
+    assert await cluster.step(1, pods, *found, prefill=4) == asked
+    pods[0] = victim("a", NOW - DRAIN_S - 1.0)
+    assert await cluster.step(1, pods, *found, prefill=4) == [*asked[:2], ("scale", "d", 2), asked[2]]
+    assert [type(error) for error in cluster.failures] == [NotFound] * 2
 
 
 async def test_replicas_without_a_pod_go_before_a_pod_is_drained() -> None:
@@ -123,6 +179,22 @@ async def test_replicas_without_a_pod_go_before_a_pod_is_drained() -> None:
     assert await Cluster().step(2, marked, status("a", draining=True), status("b"), replicas=3) == [
         ("undrain", "a"), ("spare", "a"), ("scale", "d", 2),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("replicas", "asked"), [(4, [("scale", "d", 3)]), (3, [])])
+@pytest.mark.parametrize("is_elastic", [False, True])
+async def test_a_planner_that_takes_over_continues_the_drains(
+    is_elastic: bool, replicas: int, asked: list[Any]
+) -> None:
+    pods = [pod("a"), pod("b"), pod("c"), victim("d")]
+    prefill = [] if is_elastic else [pod("p0", "p")]
+    read = Reading(0.0, NOW, [*pods, *prefill], len(prefill), replicas, None, None)
+    seen = Observer(("" if is_elastic else "p", "d"), 1.0, 0.05, 60.0).observe(read)
+    config = PlannerConfig(is_elastic=is_elastic)
+    decision = (ElasticPlanner(config) if is_elastic else Planner(config)).decide(seen)
+    assert (decision.target, decision.changes) == (Pair(len(prefill), 3), False)
+    draining = [status(each.name, draining=each.victim) for each in pods]
+    assert await Cluster().step(decision.target.decode, pods, *draining, replicas=replicas) == asked
 
 
 async def test_a_pool_grows_into_what_is_free_of_the_budget() -> None:

@@ -12,6 +12,7 @@ from services.planner.figures.observer import Observer, Reading
 from services.planner.figures.page import Page, share_above
 from services.planner.figures.sources import RouterFigures
 from services.planner.policy.config import PlannerConfig, PoolLimits
+from services.planner.policy.demand import DemandModel
 from services.planner.policy.need import DecodePace
 from services.planner.policy.planner import Governor
 from shared.errors import Internal
@@ -60,7 +61,8 @@ def reading(now_s: float, router: Page, worker: Page, running: int = 0) -> Readi
         num_running=6, num_total_blocks=100, num_free_blocks=25, num_decoding=4, num_context_tokens=800
     )
     load.step_times.CopyFrom(step_times_to_proto(STEPS))
-    status.workers.add(role=types_pb2.WORKER_ROLE_DECODE, connected=True, load=load)
+    name = types_pb2.WorkerId(name="d-0")
+    status.workers.add(worker=name, role=types_pb2.WORKER_ROLE_DECODE, connected=True, load=load)
     pods = [pod("p-0"), pod("p-1", ready_since_s=995.0), pod("p-2", ready_since_s=None), pod("d-0", "decode")]
     return Reading(now_s, 1000.0, pods, 3, 1, [RouterFigures("router", router, status)], {"p-0": worker})
 
@@ -86,6 +88,52 @@ def test_without_a_router_only_the_sizes_are_known():
     observer.observe(reading(0.0, page(1, 1), page(0, 0)))
     seen = observer.observe(replace(reading(10.0, page(9, 9), page(0, 0)), routers=None))
     assert (seen.num_arrived, seen.prefill.replicas) == (None, 3)
+
+
+def test_of_several_models_and_pools_those_are_read_that_the_pools_serve():
+    observer = Observer(("prefill", "decode"), ttft_s=0.5, tpot_s=0.05, cold_start_s=60.0)
+    names = {"large": "d-0", "small": "s-0"}
+
+    def both(now_s: float, finished: int, running: int, *, is_connected: bool = True) -> Reading:
+        pages = {
+            model: PAGE.format(finished=count, early=count, refused=0, busy=0).replace(
+                "{", f'{{gen_ai_response_model="{model}",'
+            )
+            for model, count in (("large", finished), ("small", 1000 * finished))
+        }
+        read = reading(now_s, Page.parse("\n".join(pages.values())), page(0, 0), running + 900)
+        (router,) = read.routers or ()
+        decode = router.status.workers[0]
+        for number, model in enumerate(["large", "small"]):
+            router.status.models.add(name=model, num_running=(running, 900)[number], queue_len=number)
+            worker = decode if model == "large" else router.status.workers.add()
+            worker.CopyFrom(decode)
+            worker.worker.name, worker.model = names[model], model
+        other = router.status.workers.add()
+        other.CopyFrom(decode)
+        other.worker.name = "other-0"
+        decode.connected = is_connected
+        return read
+
+    assert observer.observe(both(0.0, 100, 0, is_connected=False)).num_arrived is None
+    assert observer.observe(both(10.0, 140, 0)).num_arrived is None, "now it is known which model they serve"
+    seen = observer.observe(both(20.0, 180, 5))
+    assert (seen.num_arrived, seen.num_answered, seen.queue_len) == (45, 40, 0)
+    assert (seen.num_sequences, len(seen.decode_steps), [one.name for one in seen.workers]) == (6.0, 1, ["d-0"])
+    assert seen.num_beside == 1
+    seen = observer.observe(both(30.0, 220, 5, is_connected=False))
+    assert (seen.num_arrived, seen.num_sequences) == (40, 0.0)
+
+
+@pytest.mark.parametrize("gap", [{"routers": None}, {"routers": []}, {"prefill_pages": None}])
+def test_behind_a_gap_in_the_readings_counters_begin_anew_and_the_rate_is_what_it_was(gap):
+    observer, model, rates = Observer(("prefill", "decode"), 0.5, 0.05, 60.0), DemandModel(PlannerConfig()), []
+    for tick in range(60):
+        read = reading(tick * 10.0, page(20 * tick, 20 * tick), page(0, 0))
+        demand = model.observe(observer.observe(replace(read, **gap) if 30 <= tick < 36 else read))
+        rates.append(None if demand is None else round(demand.rate_now, 6))
+    assert [tick for tick, rate in enumerate(rates) if rate is None] == [0, *range(30, 37)]
+    assert set(rates) == {None, 2.0}
 
 
 def test_the_share_above_a_limit_is_interpolated_between_bounds():
@@ -146,15 +194,19 @@ tandem_request_prompt_tokens_count {count}
 # TYPE tandem_request_output_tokens histogram
 tandem_request_output_tokens_sum {output}
 tandem_request_output_tokens_count {count}
+# TYPE tandem_tokens_total counter
+tandem_tokens_total{{kind="prompt"}} {prompt}
+tandem_tokens_total{{kind="cached"}} {cached}
 """
     observer = Observer(("", "decode"), ttft_s=0.5, tpot_s=0.05, cold_start_s=60.0)
 
     def elastic(now_s: float, prompt: int, output: int, count: int, cached: int) -> Reading:
-        found = reading(now_s, Page.parse(sums.format(prompt=prompt, output=output, count=count)), page(0, 0))
+        found = reading(
+            now_s, Page.parse(sums.format(prompt=prompt, output=output, count=count, cached=cached)), page(0, 0)
+        )
         (router,) = found.routers or ()
-        router.status.num_cached_tokens = cached
         worker = router.status.workers[0]
-        worker.worker.name, worker.max_num_seqs, worker.max_num_batched_tokens, worker.block_size = "d-0", 64, 512, 32
+        worker.max_num_seqs, worker.max_num_batched_tokens, worker.block_size = 64, 512, 32
         return replace(found, prefill_replicas=0, prefill_pages={})
 
     observer.observe(elastic(0.0, 100, 10, 1, 0))

@@ -78,8 +78,12 @@ class Planner:
 
     def __init__(self, server: Server, identity: str) -> None:
         self.failures: list[Exception] = []
+        self.num_answers = 0
         calls = cast(ClusterCalls, server)
-        self.lead = Leadership(calls, "lease", identity, DURATION_S, self.failures.append)
+        self.lead = Leadership(calls, "lease", identity, DURATION_S, self.failures.append, self._answered)
+
+    def _answered(self) -> None:
+        self.num_answers += 1
 
     async def turn(self) -> bool:
         """Whether it leads behind its next turn."""
@@ -170,17 +174,29 @@ async def test_a_renewal_keeps_when_it_was_acquired_and_counts_no_transition(ser
 
 
 @pytest.mark.usefixtures("turns")
+async def test_a_hold_that_lapsed_during_the_renewal_counts_as_gained_again(server: Server, clock: Clock) -> None:
+    first = Planner(server, "a")
+    assert await first.turn()
+    first.lead.changed.clear()
+    clock.now += 19.0
+    server.took_s = 1.0  # twice: at the second answer it is held no more
+    assert await first.turn()
+    assert first.lead.changed.is_set()
+
+
+@pytest.mark.usefixtures("turns")
 async def test_while_the_server_is_away_it_leads_no_longer_than_it_may(server: Server, clock: Clock) -> None:
     first = Planner(server, "a")
     assert await first.turn()
     server.error = ClusterUnavailable("away")
     clock.now += 19.0
     assert await first.turn(), "an error alone says nothing of others"
-    assert first.failures == [server.error]
+    assert (first.failures, first.num_answers) == ([server.error], 1)
     clock.now += 1.0
     assert not await first.turn()
     server.error = None
     assert await first.turn()
+    assert first.num_answers == 2
 
 
 @pytest.mark.usefixtures("turns")

@@ -1,4 +1,4 @@
-"""Figures of routers whose APIs have TLS, which the planner reaches by their Pods' addresses."""
+"""Routers that the planner reaches by their Pods' addresses: figures, also over TLS, and drains."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ import pytest
 from services.planner.cluster.pods import Pod
 from services.planner.figures.sources import Sources
 from services.planner.settings import RouterTlsSettings
-from shared.errors import ConfigError, TandemError
-from shared.rpc.pb.tandem.v1 import inference_pb2, inference_pb2_grpc
+from shared.errors import ConfigError, DeadlineExceeded, InvalidRequest, NotFound, TandemError, WorkerLost
+from shared.rpc.errors import abort
+from shared.rpc.pb.tandem.v1 import fleet_pb2, fleet_pb2_grpc, inference_pb2, inference_pb2_grpc
 from tandem import ClientTls
 from tests.tls_files import Authority
 
@@ -66,6 +67,52 @@ async def test_page_and_status_come_by_tls_under_the_name_of_the_service(router:
     assert figures.page.by_outcome["finished"] == 3
     assert figures.status.queue_len == 7
     await sources.close()
+
+
+class Drains(fleet_pb2_grpc.FleetServiceServicer):
+    """Takes down which workers it is asked to drain; raises `error`, if it has one."""
+
+    def __init__(self, error: TandemError | None = None) -> None:
+        self.error, self.asked = error, list[str]()
+
+    async def Drain(self, request: Any, context: Any) -> fleet_pb2.DrainedWorkers:  # noqa: N802
+        self.asked += request.workers
+        if self.error is not None:
+            await abort(context, self.error)
+        return fleet_pb2.DrainedWorkers()
+
+
+async def drained_by(*errors: TandemError | None) -> list[bool]:
+    """Which of the routers that answer so are asked. Raises what `drain` does."""
+    sources, pods, routers, servers = Sources("", 20.0), list[Pod](), list[Drains](), list[grpc.aio.Server]()
+    for number, error in enumerate(errors):
+        routers.append(Drains(error))
+        servers.append(grpc.aio.server())
+        fleet_pb2_grpc.add_FleetServiceServicer_to_server(routers[-1], servers[-1])
+        port = servers[-1].add_insecure_port("127.0.0.1:0")
+        await servers[-1].start()
+        pods.append(
+            Pod(f"r-{number}", "router", "", "127.0.0.1", {"grpc": port}, 0.0, ending=False, drained_since_s=None)
+        )
+    try:
+        await sources.drain(pods, "w")
+    finally:
+        await sources.close()
+        for server in servers:
+            await server.stop(0)
+    return [router.asked == ["w"] for router in routers]
+
+
+async def test_routers_are_asked_to_drain_a_worker_until_one_has():
+    unconnected = InvalidRequest("worker w is not connected", field="workers", value="w")
+    assert await drained_by(None, None) == [True, False]
+    assert await drained_by(unconnected, None, None) == [True, True, False]
+    with pytest.raises(InvalidRequest, match="not connected"):
+        await drained_by(NotFound("there is no worker 'w'"), unconnected)
+    with pytest.raises(WorkerLost, match="no router is ready"):
+        await drained_by()
+    with pytest.raises(DeadlineExceeded):  # not in vain once more: this one has asked the worker
+        await drained_by(DeadlineExceeded("worker w takes requests still"), None)
 
 
 @pytest.mark.parametrize("name", ["", "another.serving.svc", None], ids=["the address", "another name", "no TLS"])

@@ -159,7 +159,7 @@ class Executor:
             return True
         worker = workers.get(pod.name)
         if worker is None or not worker.connected:
-            return not pod.ready  # it never served; where it does, a router is about to say so
+            return not (pod.ready or pod.started)  # it never served; else a router is about to say what it does
         load = worker.load
         return load.draining and not (load.num_running or load.num_waiting or load.num_queued_tokens)
 

@@ -35,6 +35,8 @@ class Pod:
     """Seconds since the epoch; None: not ready."""
     ending: bool
     drained_since_s: float | None
+    started: bool = False
+    """Its containers have started: one that drains has, and is not ready."""
 
     @property
     def ready(self) -> bool:
@@ -69,6 +71,7 @@ def pod_of(content: Mapping[str, Any]) -> Pod | None:
         ready_since_s=_epoch_s(ready.get("lastTransitionTime")) if ready is not None else None,
         ending=bool(meta.get("deletionTimestamp")),
         drained_since_s=_number(notes.get(DRAINED_SINCE)),
+        started=any(container.get("started") for container in status.get("containerStatuses") or ()),
     )
 
 

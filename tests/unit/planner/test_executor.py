@@ -28,8 +28,8 @@ def pod(name: str, pool: str = "d", ready_since_s: float | None = 1.0, *, ending
     return Pod(name, "worker", pool, "10.0.0.1", {}, ready_since_s, ending, None)
 
 
-def victim(name: str, since_s: float = NOW - 10.0, ready_since_s: float | None = 1.0) -> Pod:
-    return Pod(name, "worker", "d", "10.0.0.1", {}, ready_since_s, False, since_s)
+def victim(name: str, since_s: float = NOW - 10.0, ready_since_s: float | None = 1.0, *, started: bool = False) -> Pod:
+    return Pod(name, "worker", "d", "10.0.0.1", {}, ready_since_s, False, since_s, started)
 
 
 def status(name: str, *, connected: bool = True, **load: Any) -> inference_pb2.WorkerStatus:
@@ -119,6 +119,14 @@ async def test_one_that_does_not_become_idle_goes_after_its_time() -> None:
     assert await Cluster().step(1, [pod("a"), victim("b", NOW - DRAIN_S)], status("a"), running) == []
     late = [pod("a"), victim("b", NOW - DRAIN_S - 1.0)]
     assert await Cluster().step(1, late, status("a"), running) == [("scale", "d", 1)]
+
+
+async def test_one_that_drains_unseen_while_routers_restart_keeps_its_replica() -> None:
+    pods = [pod("a"), victim("b", ready_since_s=None, started=True)]
+    for workers in ((), (status("a", num_running=3), status("b", connected=False))):
+        assert not [call for call in await Cluster().step(1, pods, *workers) if call[0] == "scale"]
+    never = [pod("a"), victim("b", ready_since_s=None)]
+    assert ("scale", "d", 1) in await Cluster().step(1, never)
 
 
 async def test_where_the_load_comes_back_those_that_were_to_go_stay() -> None:

@@ -183,6 +183,10 @@ def test_a_pod_is_read_from_the_servers_json():
     read = pod_of(content)
     assert read is not None
     assert (read.ready_since_s, read.drained_since_s, read.address("metrics")) == (100.0, 0.0, "[fd00::1]:9090")
+    assert not read.started
+    draining = pod_of({**content, "status": {"containerStatuses": [{"started": True}]}})
+    assert draining is not None
+    assert (draining.ready, draining.started) == (False, True)
     assert pod_of({**content, "status": {"phase": "Succeeded"}}) is None
 
 

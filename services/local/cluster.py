@@ -8,6 +8,7 @@ import os
 import secrets
 import signal
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -284,15 +285,16 @@ class LocalCluster:
         self._on_progress(part.name, Progress(1.0, "ready"))
 
     def _on_change(self, change: Change) -> None:
-        self._log(str(change))
         self._changes.put_nowait(change)
+        self._log(str(change))
 
     @property
     def _log_path(self) -> Path:
         return self.spec.log_dir / "supervisor.log"
 
     def _log(self, line: str) -> None:
-        with self._log_path.open("a") as log:
+        # Its disk may be full, or the folder gone: what serves has to go on.
+        with suppress(OSError), self._log_path.open("a") as log:
             log.write(f"{datetime.now(UTC).isoformat(timespec='milliseconds')} {line}\n")
 
     async def _stop(self, timeout_s: float) -> None:

@@ -8,7 +8,16 @@ from pathlib import Path
 from typing import Annotated
 
 from loadtest import options
-from loadtest.commands import EXIT_INTERRUPTED, EXIT_OK, measure, measure_into, with_interrupt, write_run, write_sweep
+from loadtest.commands import (
+    EXIT_DOUBTFUL,
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    measure,
+    measure_into,
+    with_interrupt,
+    write_run,
+    write_sweep,
+)
 from loadtest.config import LoadConfig
 from loadtest.options import RunOptions
 from loadtest.rate_search import Point, SearchSpace
@@ -19,8 +28,6 @@ from loadtest.sweep import Sweep, config_at, run_sweep
 from loadtest.terminal_tables import point_text, run_text, sweep_text
 from shared.errors import ConfigError
 
-EXIT_DOUBTFUL = 1
-"""Results were written, but they are partial or invalid."""
 COMMANDS = {
     "run": Command("loadtest.cli:run", "Offer one workload once, and report latency and goodput."),
     "sweep": Command("loadtest.cli:sweep", "Find the highest rate at which enough requests meet both targets."),

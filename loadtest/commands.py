@@ -24,6 +24,8 @@ from loadtest.summary import summarize
 from loadtest.sweep import Sweep
 
 EXIT_OK, EXIT_INTERRUPTED = 0, 130
+EXIT_DOUBTFUL = 1
+"""Results were written, but they are partial or invalid."""
 
 T = TypeVar("T")
 

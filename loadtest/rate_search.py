@@ -59,25 +59,30 @@ def next_rate(space: SearchSpace, points: Sequence[Point]) -> float | None:
     """The rate to measure next; None if the limit is known precisely enough or cannot be found."""
     if len(points) >= space.max_points:
         return None
+    wanted = _wanted_rate(space, points)
+    if wanted is None:
+        return None
+    rate = float(f"{wanted:.{SIGNIFICANT_DIGITS}g}")  # for display, by which a bound may be a rate that was measured
+    return None if any(point.rate == rate for point in points) else rate
+
+
+def _wanted_rate(space: SearchSpace, points: Sequence[Point]) -> float | None:
     if not points:
-        return _rounded(space.start_rate)
+        return space.start_rate
     passed = [point.rate for point in points if point.attainment >= space.attainment]
     missed = [point.rate for point in points if point.attainment < space.attainment]
     if not missed:
         highest_point = max(points, key=lambda point: point.rate)
         if highest_point.rate >= space.max_rate or not highest_point.valid:
             return None  # the generator cannot keep up at higher rates either
-        return _rounded(min(2 * highest_point.rate, space.max_rate))
+        return min(2 * highest_point.rate, space.max_rate)
     lowest = min(missed)
     below = [rate for rate in passed if rate < lowest]
     if not below:
-        return None if lowest <= space.min_rate else _rounded(max(lowest / 2, space.min_rate))
+        return None if lowest <= space.min_rate else max(lowest / 2, space.min_rate)
     highest = max(below)
-    if lowest / highest <= 1 + space.tolerance:
-        return None
     # Geometric bisection of the bracket.
-    middle = _rounded(math.sqrt(lowest * highest))
-    return None if middle in (highest, lowest) else middle
+    return None if lowest / highest <= 1 + space.tolerance else math.sqrt(lowest * highest)
 
 
 def highest_at(points: Sequence[Point], attainment: float) -> Point | None:
@@ -111,8 +116,3 @@ def knee(points: Sequence[Point]) -> Point | None:
 
     best = max(ordered[1:-1], key=above)
     return best if above(best) > 0.02 else None
-
-
-def _rounded(rate: float) -> float:
-    """Rounds a rate for display."""
-    return float(f"{rate:.{SIGNIFICANT_DIGITS}g}")

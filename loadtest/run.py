@@ -90,12 +90,18 @@ async def execute(
     Raises WorkerLost if the target cannot be reached, ConfigError if it refuses the first request.
     """
     config = plan.config
-    try:
-        target = await client.start()
-    except RequestFailed as error:
-        raise WorkerLost(f"{config.target} does not serve: {error.failure.message}") from error
-    await _warm_up(plan, client)
+    target = TargetInfo(config.model)
     collector = Collector(config.slo)
+
+    async def prepare() -> None:
+        nonlocal target
+        try:
+            target = await client.start()
+        except RequestFailed as error:
+            raise WorkerLost(f"{config.target} does not serve: {error.failure.message}") from error
+        await _warm_up(plan, client)
+
+    await run_until_stopped(prepare(), stop, collector, give_up_s=0.0)
     run_id = f"lt{config.seed:x}-{time.time_ns() // 1_000_000:x}"
     models = draw_adapters(config.adapters, config.adapter_skew, config.seed) if config.adapters else None
     sender = Sender(client, plan.tokens, collector, run_id, config.request_timeout_s, config.ignore_eos, models)
@@ -135,7 +141,7 @@ async def execute(
         ideal_cached_share=ideal,
         stopped=stopped,
         own_load=own_load,
-        causes=await client.causes(duration_s),
+        causes=await client.causes(duration_s) if collector.records else (),
     )
 
 
@@ -151,9 +157,10 @@ async def _warm_up(plan: Plan, client: Client) -> None:
         await sender.run(conversation, sender.prepare(conversation, None))
     failure = collector.last_failure
     if failure is not None and failure.cause is not FailureCause.OVERLOADED:  # a target may refuse by its own limits
-        raise ConfigError(
-            f"{config.target} did not answer the warm-up ({failure.cause.value}): {failure.message}", field="target"
-        )
+        message = f"{config.target} did not answer the warm-up ({failure.cause.value}): {failure.message}"
+        if failure.cause in (FailureCause.REJECTED, FailureCause.PROTOCOL):
+            raise ConfigError(message, field="target")
+        raise WorkerLost(message)
 
 
 @contextmanager
@@ -180,12 +187,16 @@ async def run_until_stopped(
     stop: asyncio.Event,
     collector: Collector,
     give_up_s: float,
-    on_progress: Callable[[Collector], None] | None,
+    on_progress: Callable[[Collector], None] | None = None,
 ) -> str:
     """Runs `load` to its end or until it is stopped; returns the reason, empty if it came to its end.
 
-    It is stopped by `stop`, and if no connection to the target could be made for `give_up_s` (0 = never).
+    It is stopped by `stop`, which if set already keeps it from beginning, and if no connection to the target could be
+    made for `give_up_s` (0 = never).
     """
+    if stop.is_set():
+        load.close()
+        return "stopped by the user"
     running = asyncio.create_task(load)
     stopping = asyncio.create_task(stop.wait())
     watching = asyncio.create_task(_until_target_gone(collector, give_up_s))

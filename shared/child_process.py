@@ -156,7 +156,10 @@ class ChildProcess:
 
     def log_tail(self) -> str:
         """The last lines of the log; empty where it has none."""
-        lines = self.log_path.read_text(errors="replace").splitlines() if self.log_path.exists() else []
+        try:
+            lines = self.log_path.read_text(errors="replace").splitlines()
+        except OSError:
+            return ""
         return "\n".join(lines[-_LOG_TAIL_LINES:])
 
     def exit_text(self) -> str:
@@ -181,7 +184,7 @@ class ChildProcess:
         while line := await _read_line(process.stdout):
             match parse_event(line):
                 case None:
-                    with self.log_path.open("ab") as log:
+                    with suppress(OSError), self.log_path.open("ab") as log:  # this task's end is the process's
                         log.write(line)
                 case Progress() as progress:
                     if self._on_progress is not None:

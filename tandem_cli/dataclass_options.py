@@ -21,7 +21,7 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
 
     A dataclass's field has the option as its annotation (`Annotated` with a typer.Option); of settings the docstring is
     the help, and bounds are checked where the settings are built. The default is the option's. The command gets the
-    groups, made of the options' values.
+    groups, made of the options' values; where it takes the `context`, settings that nobody gave are left unset.
     """
     hints = get_type_hints(command, include_extras=True)
     parts = {name: hint for name, hint in hints.items() if isinstance(hint, type) and _is_group(hint)}
@@ -36,12 +36,19 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
     def spread_out(**values: Any) -> None:
         for name, part in parts.items():
             given = {option.name: values.pop(option.name) for option in _options_of(part)}
+            if issubclass(part, SettingGroup) and (context := values.get("context")) is not None:
+                given = {option: value for option, value in given.items() if _is_given(context, option)}
             values[name] = part(**{option: value for option, value in given.items() if value is not None})
         command(**values)
 
     spread_out.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     spread_out.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return spread_out
+
+
+def _is_given(context: typer.Context, option: str) -> bool:
+    source = context.get_parameter_source(option)
+    return source is None or source.name != "DEFAULT"
 
 
 def _is_group(hint: type) -> bool:

@@ -50,9 +50,7 @@ def up(
     if model_argument and _is_given(context, "model"):
         raise ConfigError(f"the model is given twice: {model_argument!r} and --model {model!r}", field="model")
     models = [
-        entry.model_copy(update={"adapters": find_adapters(entry.adapters)}).pools(
-            find_model, is_first=not number, mode=options.mode
-        )
+        entry.model_copy(update=_found_adapters(entry)).pools(find_model, is_first=not number, mode=options.mode)
         for number, entry in enumerate(context.obj or ())
     ]
     if not models:
@@ -74,16 +72,19 @@ def _is_given(context: typer.Context, name: str) -> bool:
 
 def _with_model(options: ClusterOptions, model: str) -> ClusterSpec:
     folder, name = find_model(model)
-    values = options.values_of(ClusterOptions)
-    found = {"model": folder, "adapters": find_adapters(options.adapters)}
-    return ClusterSpec(**{**values, **found, "served_model_name": options.served_model_name or name})
+    found = {"model": folder, "served_model_name": options.served_model_name or name, **_found_adapters(options)}
+    return ClusterSpec(**options.values_for(ClusterSpec) | found)
 
 
 def _with_models(options: ClusterOptions, first: ModelPools, *further: ModelPools) -> ClusterSpec:
     """The first model is the spec's own."""
-    own = {"model": first.model, "served_model_name": first.name, "aliases": first.aliases}
-    pools = first.values_of(PoolOptions)
-    return ClusterSpec(**{**options.values_of(ClusterOptions), **pools, **own, "further": further})
+    values = {n: v for n, v in options.values_for(ClusterSpec).items() if n not in PoolOptions.model_fields}
+    own = {**first.values_for(ClusterSpec), "served_model_name": first.name}
+    return ClusterSpec(**{**values, **own, "further": further})
+
+
+def _found_adapters(options: PoolOptions) -> dict[str, str]:
+    return {"adapters": find_adapters(options.adapters)} if options.adapters else {}
 
 
 def find_adapters(adapters: str) -> str:

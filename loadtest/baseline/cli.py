@@ -14,12 +14,12 @@ from loadtest.baseline.cells import cells_of
 from loadtest.baseline.design import Design
 from loadtest.baseline.fleet import Fleet
 from loadtest.baseline.options import LoadOptions, SystemOptions
-from loadtest.baseline.outcome import write_outcome
+from loadtest.baseline.outcome import beside, write_outcome
 from loadtest.baseline.study import run_study
 from loadtest.baseline.systems import collocated
 from loadtest.baseline.windows import Study, WindowFile
 from loadtest.baseline.workloads import OF_GUESSES, WORKLOADS, WindowSize, parse_workloads, window_plan
-from loadtest.commands import EXIT_INTERRUPTED, EXIT_OK, with_interrupt
+from loadtest.commands import EXIT_DOUBTFUL, EXIT_INTERRUPTED, EXIT_OK, with_interrupt
 from loadtest.config import MAX_SEED
 from loadtest.options import duration_s
 from loadtest.rig.command_line import Option, decimals
@@ -55,17 +55,17 @@ def baseline(
     if budget_s <= 0:
         raise ConfigError(f"budget must be above 0s, got {budget}", field="budget")
     design = _design(systems, load, traces)
-    file = WindowFile(out.with_suffix(".windows.jsonl"))
+    file = WindowFile(beside(out, ".windows.jsonl"))
     study = _study(file, design, systems.settings, go_on, load.seed is not None)
     design = replace(design, seed=study.settings["seed"])
     with tempfile.TemporaryDirectory(prefix="tandem-loadtest-") as scratch:
-        fleet = Fleet(systems.hardware(Path(scratch)), out.with_suffix(".logs"))
+        fleet = Fleet(systems.hardware(Path(scratch)), beside(out, ".logs"))
         stopped, interrupted = with_interrupt(lambda stop: run_study(design, study, file, fleet, budget_s, stop))
     cells = cells_of(design, study, WANTED, within / 100)
     origin = f"{systems.label} · seed {design.seed}"
     text = write_outcome(out, design, cells, f"{origin} · {design.commit}", stopped)
-    print(f"\n{text}\nfigures: {out}, page: {out.with_suffix('.html')}")
-    return EXIT_INTERRUPTED if interrupted else EXIT_OK
+    print(f"\n{text}\nfigures: {out}, page: {beside(out, '.html')}")
+    return EXIT_INTERRUPTED if interrupted else EXIT_DOUBTFUL if stopped else EXIT_OK
 
 
 def _design(systems: SystemOptions, load: LoadOptions, traces: Path | None) -> Design:

@@ -156,13 +156,19 @@ def _capacity_row(workload: Calibrated) -> Result:
     return Result(f"{workload.name}: capacity", found.rate, "req/s", at_least=found.is_floor or None)
 
 
+def beside(path: Path, suffix: str) -> Path:
+    """The neighbour of a study's JSON file: in place of `.json`, or behind a name that ends otherwise, so that the
+    studies v0.1 and v0.2 have files of their own."""
+    return path.with_suffix(suffix) if path.suffix == ".json" else path.with_name(path.name + suffix)
+
+
 def write_outcome(path: Path, design: Design, cells: Sequence[Cell], origin: str, stopped: str) -> str:
     """The JSON file, and its neighbours `.md` and `.html`; returns the Markdown."""
     text = as_markdown(cells, stopped)
     write(path, results(design, cells))
-    write_text(path.with_suffix(".md"), text)
+    write_text(beside(path, ".md"), text)
     title = ", ".join(design.turns[name].name for name in compared(design))
-    write_text(path.with_suffix(".html"), as_page(cells, title, origin, stopped))
+    write_text(beside(path, ".html"), as_page(cells, title, origin, stopped))
     return text
 
 

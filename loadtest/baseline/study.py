@@ -16,7 +16,7 @@ from loadtest.baseline.workloads import WindowSize, seed_of, window_plan, with_o
 from loadtest.commands import measure_plan
 from loadtest.run import Plan, RunResult
 from loadtest.summary import invalid_reasons
-from shared.errors import WorkerLost
+from shared.errors import TandemError
 
 _BETWEEN_S = 1.0
 """Between two windows, before any was measured: resuming a cluster, a warm-up request, the last answers."""
@@ -148,13 +148,13 @@ async def run_study(
 ) -> str:
     """Measures what the study lacks; returns why it ended early, empty if it did not.
 
-    Raises what a start of the clusters raises, and WorkerLost where nothing could be measured.
+    Raises the error of a cluster or a window where nothing is measured yet.
     """
     conductor = Conductor(design, study, file, fleet, stop)
     try:
         async with fleet:
             await conductor.run(budget_s)
-    except WorkerLost as error:
+    except TandemError as error:
         if not study.windows:
             raise
         return error.message

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import ssl
 import time
@@ -13,6 +14,9 @@ from loadtest.clients.base import Call, CauseLine, RequestFailed, TargetInfo, fa
 from loadtest.clients.http_connection import ConnectionPool, Response
 from loadtest.clients.target import Target
 from loadtest.records import FailureCause, Reply, TtftSplit
+
+STATUS_TIMEOUT_S = 10.0
+"""For what is asked beside the requests: the models, and what requests were lost to."""
 
 
 class EventParser:
@@ -155,8 +159,7 @@ class HttpClient:
 
     async def start(self) -> TargetInfo:
         """Queries the served models, which also checks that the target is up."""
-        request = f"GET {self._path}/v1/models HTTP/1.1\r\n{self._headers}Accept: application/json\r\n\r\n"
-        response = await self._pool.exchange(request.encode())
+        response = await self._get(f"{self._path}/v1/models")
         if response.status != 200:
             if self._model and response.status == 404:
                 return TargetInfo(self._model)  # a server without that list
@@ -209,10 +212,8 @@ class HttpClient:
 
     async def causes(self, window_s: float) -> tuple[CauseLine, ...]:
         """See Client."""
-        path = f"{self._path}/status?window_s={min(max(window_s, 1.0), 3600.0):.0f}"
-        request = f"GET {path} HTTP/1.1\r\n{self._headers}Accept: application/json\r\n\r\n"
         try:
-            response = await self._pool.exchange(request.encode())
+            response = await self._get(f"{self._path}/status?window_s={min(max(window_s, 1.0), 3600.0):.0f}")
             lines = json.loads(response.body)["window"]["causes"]
             return tuple(CauseLine(**{name: line[name] for name in CauseLine.__dataclass_fields__}) for line in lines)
         except (RequestFailed, ValueError, KeyError, TypeError):
@@ -221,6 +222,14 @@ class HttpClient:
     async def close(self) -> None:
         """Drops all connections."""
         self._pool.close()
+
+    async def _get(self, path: str) -> Response:
+        request = f"GET {path} HTTP/1.1\r\n{self._headers}Accept: application/json\r\n\r\n"
+        try:
+            async with asyncio.timeout(STATUS_TIMEOUT_S):
+                return await self._pool.exchange(request.encode())
+        except TimeoutError:
+            raise failed(FailureCause.TIMEOUT, f"no answer to GET {path} within {STATUS_TIMEOUT_S:g} s") from None
 
 
 def _refusal(response: Response) -> RequestFailed:

@@ -8,6 +8,7 @@ import os
 import secrets
 import signal
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,7 +25,7 @@ from services.local.commands import (
 )
 from services.local.model_pools import ModelPools
 from services.local.parts import IndexPart, MemberPart, ServicePart
-from services.local.places import INDEX, Places, ThisHost, check_free
+from services.local.places import INDEX, Places, ThisHost, check_free, taken
 from services.local.spec import ClusterSpec, RouterPlace
 from services.local.state_folder import StateFolder, unwritable
 from services.local.supervisor import Change, Supervisor
@@ -194,6 +195,7 @@ class LocalCluster:
             bind=self._places.reserve_index(),
             place=lambda command: self._places.command(INDEX, command),
         )
+        routers = [self._reserved(router) for router in self.spec.routers]
         await self._index.start()
         kvstore = self._places.reserve("kvstore")
         await self._spawn("kvstore", self._commands.kvstore(kvstore, self._index.url))
@@ -204,8 +206,18 @@ class LocalCluster:
                 kind = MemberPart if one.host else ServicePart
                 await self._spawn(one.name, self._commands.worker(one, kvstore), kind)
         await self._all_ready()
-        await self._start_routers(kvstore)
+        await self._start_routers(routers, kvstore)
         self._supervisor.start((IndexPart(self._index), *self._parts.values()))
+
+    def _reserved(self, router: RouterPlace) -> RouterPlace:
+        """The router with its addresses, held for it while the workers load."""
+        held = {}
+        for field, address in (("http", router.http), ("grpc", router.grpc)):
+            try:
+                held[field] = self._places.reserve(router.name, address)
+            except OSError as error:
+                raise taken(address, field, error) from error
+        return replace(router, **held)
 
     def _plan_workers(self) -> list[WorkerPlan]:
         shares = share_machine(read_topology(), os.sched_getaffinity(0), read_quota(), self.spec.num_processes)
@@ -236,17 +248,17 @@ class LocalCluster:
             self.stores[name] = address
             await self._spawn(name, self._commands.store_node(number, address, redis_url))
 
-    async def _start_routers(self, kvstore: str) -> None:
+    async def _start_routers(self, routers: Sequence[RouterPlace], kvstore: str) -> None:
         workers: dict[WorkerRole, dict[str, str]] = {WorkerRole.PREFILL: {}, WorkerRole.DECODE: {}}
         for plan in self._workers:
             workers[plan.role][plan.name] = plan.address
         started = []
-        for number, place in enumerate(self.spec.routers):
+        for number, place in enumerate(routers):
             command = self._commands.router(workers, kvstore, self._named_stores(), number)
             places = {
                 "edge.batch.folder": str(batch_folder(self.spec.state_dir, place.name)),
-                "http": self._places.reserve(place.name, place.http),
-                "grpc": self._places.reserve(place.name, place.grpc),
+                "http": place.http,
+                "grpc": place.grpc,
             }
             started.append(await self._spawn(place.name, with_flags(command, **places)))
         self.routers = tuple([await self._router_serves(router) for router in started])
@@ -284,15 +296,16 @@ class LocalCluster:
         self._on_progress(part.name, Progress(1.0, "ready"))
 
     def _on_change(self, change: Change) -> None:
-        self._log(str(change))
         self._changes.put_nowait(change)
+        self._log(str(change))
 
     @property
     def _log_path(self) -> Path:
         return self.spec.log_dir / "supervisor.log"
 
     def _log(self, line: str) -> None:
-        with self._log_path.open("a") as log:
+        # Its disk may be full, or the folder gone: what serves has to go on.
+        with suppress(OSError), self._log_path.open("a") as log:
             log.write(f"{datetime.now(UTC).isoformat(timespec='milliseconds')} {line}\n")
 
     async def _stop(self, timeout_s: float) -> None:

@@ -32,13 +32,10 @@ class ModelEntry(PoolOptions, AliasSettings):
         """`mode` is the cluster's, for an entry that names none. Raises ConfigError, and what `find` does."""
         folder, found = find(self.model)
         name = self.name or found or folder.resolve().name
-        return ModelPools(
-            name=name,
-            model=folder,
-            aliases=self.aliases,
-            prefix="" if is_first else worker_prefix(name),
-            **self.values_of(PoolOptions) | ({} if "mode" in self.model_fields_set else {"mode": mode}),
-        )
+        own: dict[str, object] = {"name": name, "model": folder, "prefix": "" if is_first else worker_prefix(name)}
+        if "mode" not in self.model_fields_set:
+            own["mode"] = mode
+        return ModelPools(**self.values_for(ModelPools) | own)
 
 
 @dataclass(frozen=True, slots=True)

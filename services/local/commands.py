@@ -86,8 +86,8 @@ class ServiceCommands(Protocol):
 class TandemCommands:
     """The real services, by the interpreter that runs the launcher.
 
-    An option of the spec that is a setting of a service is a flag of it, unless it has its default: then the
-    environment, which the services inherit, may still say otherwise.
+    An option of the spec that is a setting of a service is a flag of it where it was given, be it as the default: else
+    the environment, which the services inherit, may still say otherwise.
     """
 
     def __init__(self, spec: ClusterSpec) -> None:

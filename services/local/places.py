@@ -25,9 +25,12 @@ def check_free(address: str, field: str) -> None:
             probe.bind(where)
             probe.listen()
         except OSError as error:
-            raise ConfigError(
-                f"cannot listen on {address} ({field}): {error.strerror}", field=field, value=address
-            ) from error
+            raise taken(address, field, error) from error
+
+
+def taken(address: str, field: str, error: OSError) -> ConfigError:
+    """The error for an address on which nothing can listen."""
+    return ConfigError(f"cannot listen on {address} ({field}): {error.strerror}", field=field, value=address)
 
 
 @contextmanager

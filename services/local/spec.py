@@ -138,8 +138,7 @@ class ClusterSpec(ClusterOptions, AliasSettings):
     @property
     def pools(self) -> tuple[ModelPools, ...]:
         """Each model and its workers, the one of this spec's own fields first."""
-        own = self.values_of(PoolOptions)
-        return (ModelPools(name=self.model_name, model=self.model, aliases=self.aliases, **own), *self.further)
+        return (ModelPools(name=self.model_name, **self.values_for(ModelPools)), *self.further)
 
     @property
     def num_workers(self) -> int:

@@ -114,8 +114,8 @@ class Supervisor:
                 try:
                     await part.restart()
                     break
-                except TandemError as error:
-                    how = error.message
+                except (TandemError, OSError) as error:  # the latter where its log cannot be written
+                    how = str(error)
             self._on_change(Restarted(part.name, time.monotonic() - died_at))
 
     async def _end(self, part: Part) -> str:

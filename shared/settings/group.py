@@ -38,7 +38,15 @@ class CheckedGroup(SettingGroup):
 
     def replace(self, **changes: Any) -> Self:
         """A copy with these values in place of its own, checked as a new one. Raises ConfigError."""
-        return type(self)(**self.values_of(type(self)) | changes)
+        return type(self)(**self.values_for(type(self)) | changes)
+
+    def values_for(self, other: type[BaseModel]) -> dict[str, Any]:
+        """The values, by name, that make one of `other` with the fields that both have. Left out is what was not given
+        and is the default there too, so that it counts as not given there either."""
+        shared = type(self).model_fields.keys() & other.model_fields.keys()
+        values = {name: getattr(self, name) for name in other.model_fields if name in shared}
+        given = self.model_fields_set
+        return {name: v for name, v in values.items() if name in given or v != other.model_fields[name].default}
 
 
 def option_names(group: type[BaseModel]) -> dict[str, str]:
@@ -56,15 +64,11 @@ def setting_error(cls: type[BaseModel], error: ValidationError) -> ConfigError:
 
 
 def values_in_common(values: BaseModel, other: type[BaseModel]) -> dict[str, Any]:
-    """The values that are not their defaults, of the fields that `other` inherits from the same groups."""
+    """The values that were given, of the fields that `other` inherits from the same groups."""
     groups = set(type(values).__mro__) & set(other.__mro__)
     names = {name for group in groups if issubclass(group, SettingGroup) for name in group.model_fields}
     fields = type(values).model_fields
-    return {name: getattr(values, name) for name in fields if name in names and not _is_default(values, name)}
-
-
-def _is_default(values: BaseModel, name: str) -> bool:
-    return bool(getattr(values, name) == type(values).model_fields[name].default)
+    return {name: getattr(values, name) for name in fields if name in names & values.model_fields_set}
 
 
 def _may_show(cls: type[BaseModel], loc: Sequence[int | str], value: object) -> bool:

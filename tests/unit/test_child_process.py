@@ -95,6 +95,15 @@ async def test_what_a_library_prints_goes_to_the_log_and_does_not_disturb(comman
         assert "a library says hello" in child.log_tail()
 
 
+async def test_a_log_that_cannot_be_written_hides_neither_the_start_nor_the_end(commands: FakeCommands) -> None:
+    async with started(commands, "noisy") as child:
+        child.log_path.unlink()
+        child.log_path.mkdir()
+        await child.ready(60.0)
+        await child.stop(20.0)
+        assert (child.returncode, child.log_tail()) == (0, "")
+
+
 async def test_a_child_that_ignores_sigterm_is_killed(commands: FakeCommands) -> None:
     async with started(commands, "stubborn") as child:
         await child.ready(60.0)

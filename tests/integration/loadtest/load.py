@@ -24,9 +24,11 @@ CONFIG = LoadConfig(
 )
 
 
-async def load(target: str, stop_after: int | None = None, **changes: object) -> RunResult:
-    """One run of CONFIG with changes, stopped when `stop_after` requests are done."""
-    stop = asyncio.Event()
+async def load(
+    target: str, stop_after: int | None = None, stop: asyncio.Event | None = None, **changes: object
+) -> RunResult:
+    """One run of CONFIG with changes, stopped by `stop`, and when `stop_after` requests are done."""
+    stop = stop or asyncio.Event()
 
     def look(collector: Collector) -> None:
         if stop_after is not None and collector.num_done >= stop_after:

@@ -3,23 +3,54 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 import pytest
 
+from loadtest.clients import http_client
 from loadtest.config import Traffic
 from loadtest.records import FailureCause
 from loadtest.run import RunResult
 from loadtest.schedule import Limits
 from loadtest.slo import Slo
 from loadtest.summary import summarize
-from shared.errors import ConfigError
+from shared.errors import ConfigError, WorkerLost
 from tests.integration.loadtest.conftest import StartFake
 from tests.integration.loadtest.fake_script import Behaviour
 from tests.integration.loadtest.load import load
+from tests.waiting import DEADLINE_S
 
 pytestmark = pytest.mark.slow
 
 PLAIN = Behaviour(messages=((10, 1), (10, 1)))
+
+
+def plain(body: bytes, status: bytes = b"200 OK") -> bytes:
+    """A response as it is on the line."""
+    return b"HTTP/1.1 %s\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%s" % (status, len(body), body)
+
+
+MODELS = plain(b'{"data": [{"id": "m"}]}')
+COMPLETION = plain(b'data: {"choices": [{"token_ids": [7], "finish_reason": "length"}]}\n\n')
+
+
+@asynccontextmanager
+async def serving(answer: Callable[[bytes], bytes | None]) -> AsyncIterator[str]:
+    """A target that answers each request by its head; None: by nothing, until the client gives up."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        found = answer(await reader.readuntil(b"\r\n\r\n"))
+        if found is None:
+            await reader.read()
+        else:
+            writer.write(found)
+            await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
 
 def causes(result: RunResult) -> set[FailureCause]:
@@ -75,19 +106,10 @@ async def test_an_answer_that_never_ends_times_out(start_fake: StartFake, protoc
 
 
 async def test_a_target_that_refuses_the_warm_up_is_not_measured(start_fake: StartFake) -> None:
-    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = await reader.readuntil(b"\r\n\r\n")
-        body = b'{"data": [{"id": "m"}]}' if b"/models" in head else b'{"error": {"message": "bad token id 999"}}'
-        status = b"200 OK" if b"/models" in head else b"400 Bad Request"
-        writer.write(b"HTTP/1.1 %s\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%s" % (status, len(body), body))
-        await writer.drain()
-        writer.close()
-
-    server = await asyncio.start_server(refuse, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    async with server:
+    refusal = plain(b'{"error": {"message": "bad token id 999"}}', b"400 Bad Request")
+    async with serving(lambda head: MODELS if b"/models" in head else refusal) as target:
         with pytest.raises(ConfigError, match=r"did not answer the warm-up \(rejected\): bad token id 999"):
-            await load(f"http://127.0.0.1:{port}")
+            await load(target)
 
 
 @pytest.mark.parametrize(
@@ -101,17 +123,46 @@ async def test_a_target_that_refuses_the_warm_up_is_not_measured(start_fake: Sta
     ids=["cut", "not http", "silent", "not json"],
 )
 async def test_answers_that_are_none_are_called_so(answer: bytes, cause: FailureCause) -> None:
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = await reader.readuntil(b"\r\n\r\n")
-        models = b"HTTP/1.1 200 OK\r\ncontent-length: 23\r\nconnection: close\r\n\r\n" + b'{"data": [{"id": "m"}]}'
-        writer.write(models if b"/models" in head else answer)
-        await writer.drain()
-        writer.close()
-
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    async with server:
-        result = await load(
-            f"http://127.0.0.1:{port}", traffic=Traffic(concurrency=1), limits=Limits(num_requests=2), num_warmup=0
-        )
+    async with serving(lambda head: MODELS if b"/models" in head else answer) as target:
+        result = await load(target, traffic=Traffic(concurrency=1), limits=Limits(num_requests=2), num_warmup=0)
+        # One that speaks another protocol will do so at every rate of a sweep; one that breaks off may be back.
+        raised = WorkerLost if cause is FailureCause.DISCONNECTED else ConfigError
+        with pytest.raises(raised, match=rf"did not answer the warm-up \({cause.value}\)"):
+            await load(target)
     assert causes(result) == {cause}
+
+
+async def test_a_target_that_never_says_what_requests_were_lost_to_costs_no_results(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def answer(head: bytes) -> bytes | None:
+        if b"/completions" in head:  # behind the models, which have all the time that they need
+            monkeypatch.setattr(http_client, "STATUS_TIMEOUT_S", 0.05)
+        return MODELS if b"/models" in head else COMPLETION if b"/completions" in head else None
+
+    async with serving(answer) as target:
+        result = await asyncio.wait_for(load(target), DEADLINE_S)
+    assert [record.ok for record in result.records] == [True] * 20
+    assert (result.stopped, result.causes) == ("", ())
+
+
+async def test_a_target_that_never_answers_does_not_serve(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_client, "STATUS_TIMEOUT_S", 0.05)
+    async with serving(lambda head: None) as target:
+        with pytest.raises(WorkerLost, match="does not serve: no answer to GET /v1/models within"):
+            await asyncio.wait_for(load(target), DEADLINE_S)
+
+
+@pytest.mark.parametrize("silent", [b"/models", b"/completions"])
+async def test_a_run_that_is_stopped_before_it_begins_has_no_records(silent: bytes) -> None:
+    stop = asyncio.Event()
+
+    def answer(head: bytes) -> bytes | None:
+        if silent in head:
+            stop.set()
+        return None if silent in head else MODELS
+
+    async with serving(answer) as target:
+        result = await asyncio.wait_for(load(target, stop=stop), DEADLINE_S)
+    assert (result.stopped, result.records) == ("stopped by the user", ())
+    assert summarize(result)["partial"]

@@ -10,7 +10,11 @@ from typing import Any
 
 import pytest
 
+from services.local.commands import TandemCommands, plan_workers
 from services.local.spec import DEMO_MODEL, ClusterOptions, ClusterSpec
+from services.worker.settings import WorkerSettings
+from shared.config import load_settings
+from shared.cores.core_choice import CoreShare
 from shared.errors import InvalidRequest, Unauthenticated
 from shared.identity import WorkerRole
 from shared.model.ranks.shard import Degrees
@@ -57,6 +61,34 @@ def test_the_files_options_count_where_no_flag_does(serve: Any) -> None:
     spec = Recorded.spec
     assert (spec.http, spec.num_kv_blocks, spec.num_routers, spec.mode) == ("127.0.0.1:9000", 77, 3, "collocated")
     assert (spec.num_prefill, spec.model, Recorded.example) == (0, DEMO_MODEL, False)
+
+
+USUAL = {"speculation": "off", "dtype": "auto", "block_encryption": "none", "num_kv_blocks": "0", "max_model_len": "0"}
+"""Options given as their defaults."""
+
+
+@pytest.mark.parametrize("in_file", [False, True])
+def test_an_option_goes_before_the_environment_also_as_its_default(
+    serve: Any, in_file: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TANDEM_WORKER_SPECULATION", "ngram")
+    monkeypatch.setenv("TANDEM_WORKER_DTYPE", "bf16")
+    flags = [part for name, value in USUAL.items() for part in (f"--{name.replace('_', '-')}", value)]
+    text = "".join(f"{name}: {value}\n" for name, value in USUAL.items()).replace("off", "'off'")
+    assert serve(text if in_file else "{}", *([] if in_file else flags)).status == 0
+    assert {name: str(value) for name, value in worker_settings().items() if name in USUAL} == USUAL
+    assert serve("{}").status == 0
+    assert worker_settings()["speculation"] == "ngram"
+    assert serve("models: [{model: a, dtype: auto}, {model: b}, {model: c, dtype: auto}]\n").status == 0
+    assert [worker_settings(number)["dtype"] for number in (0, 2, 4)] == ["auto", "bf16", "auto"]
+
+
+def worker_settings(number: int = 0) -> dict[str, Any]:
+    """What a worker of the recorded cluster would read."""
+    spec = Recorded.spec
+    plan = plan_workers(spec, [CoreShare((), 1)] * spec.num_processes)[number]
+    command = TandemCommands(spec).worker(plan, "127.0.0.1:1")
+    return load_settings(WorkerSettings, command[3:]).model_dump()
 
 
 def test_the_model_is_an_argument_or_a_flag(serve: Any) -> None:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from loadtest.baseline import cli
 from loadtest.baseline.calibration import Capacity, Sample, best_of, busy_rate, capacity_from, targets_from
 from loadtest.baseline.cells import cells_of
 from loadtest.baseline.cli import baseline
 from loadtest.baseline.design import Design, in_order
 from loadtest.baseline.options import SystemOptions
 from loadtest.baseline.outcome import results, write_outcome
+from loadtest.baseline.study import run_study
 from loadtest.baseline.systems import (
     Candidate,
     Hardware,
@@ -39,7 +44,7 @@ from loadtest.workloads.synthetic import FIRST_ANSWERED
 from loadtest.workloads.trace_json import read_json_trace
 from services.local.commands import WorkerPlan
 from shared.cores.core_choice import CoreShare
-from shared.errors import ConfigError, WorkerLost
+from shared.errors import ConfigError, DeadlineExceeded, WorkerLost
 from shared.identity import WorkerRole
 from shared.model.families.registry import load_config
 from tests.demo import DEMO
@@ -399,3 +404,44 @@ def test_a_study_does_not_go_on_with_other_settings(tmp_path: Path) -> None:
         file.resume({"model": "other"})
     with pytest.raises(ConfigError, match="has seed 4, not 5"):
         file.resume({"model": "demo", "seed": 5})
+
+
+class LostFleet:
+    """A cluster that does not come back."""
+
+    async def __aenter__(self) -> LostFleet:
+        return self
+
+    async def __aexit__(self, *raised: object) -> None:
+        pass
+
+    @asynccontextmanager
+    async def awake(self, candidate: Candidate) -> AsyncIterator[str]:
+        raise DeadlineExceeded("router serves no prompts after 60 s")
+        yield
+
+
+async def test_what_is_measured_is_kept_whatever_ends_the_study(tmp_path: Path) -> None:
+    async def run(study: Study) -> str:
+        file = WindowFile(tmp_path / "f.windows.jsonl")
+        return await run_study(design(), study, file, LostFleet(), 3600.0, asyncio.Event())  # type: ignore[arg-type]
+
+    assert await run(measured(GOOD, rounds=1)) == "router serves no prompts after 60 s"
+    with pytest.raises(DeadlineExceeded):
+        await run(measured(GOOD, rounds=0))
+
+
+@pytest.mark.parametrize(("stopped", "status"), [("", 0), ("the target was gone", 1)])
+def test_each_study_has_files_of_its_own_and_a_partial_one_says_so(
+    stopped: str, status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run(*given: object) -> str:
+        return stopped
+
+    monkeypatch.setattr(cli, "run_study", run)
+    for name in ("v0.1", "v0.2", "page.html", "figures.json"):
+        assert call(baseline, ["--model", str(DEMO), "--out", str(tmp_path / name)]) == status
+        assert json.loads((tmp_path / name).read_text())["results"] == []
+    own = [f"{name}{end}" for name in ("v0.1", "v0.2", "page.html") for end in ("", ".md", ".html", ".windows.jsonl")]
+    beside = [f"figures{end}" for end in (".json", ".md", ".html", ".windows.jsonl")]
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(own + beside)

@@ -131,6 +131,13 @@ def test_the_search_stops_after_so_many_points() -> None:
     assert len(search(SearchSpace(max_points=3), limit=700)) == 3
 
 
+def test_a_bound_of_more_digits_than_a_rate_is_measured_once() -> None:
+    up = search(SearchSpace(start_rate=5, max_rate=10.001), limit=1e9)
+    assert [point.rate for point in up] == [5, 10]
+    down = search(SearchSpace(start_rate=0.8, min_rate=0.30006), limit=0.01)
+    assert [point.rate for point in down] == [0.8, 0.4, 0.3001]
+
+
 def test_a_generator_at_its_end_stops_the_search_and_is_no_answer() -> None:
     points = search(SearchSpace(start_rate=1.0), limit=1e9, fastest=5)
     assert [point.rate for point in points] == [1, 2, 4, 8]

@@ -174,6 +174,20 @@ async def test_a_taken_port_stops_it_before_any_process(spec: ClusterSpec, comma
     assert commands.events() == []
 
 
+async def test_a_port_that_is_taken_meanwhile_stops_it_before_any_process_too(
+    spec: ClusterSpec, commands: FakeCommands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(("127.0.0.1", 0))  # and listens only once the port was found free
+        monkeypatch.setattr(commands, "check", other.listen)
+        taken = f"127.0.0.1:{other.getsockname()[1]}"
+        with pytest.raises(ConfigError, match=taken) as caught:
+            await LocalCluster(spec.replace(grpc=taken), commands=commands).start()
+    assert caught.value.field == "grpc"
+    assert commands.events() == []
+
+
 def test_an_unknown_host_is_found_before_the_start() -> None:
     with pytest.raises(ConfigError, match="not a host"):
         check_free("no such host:0", "http")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import shutil
 import signal
 from pathlib import Path
 from types import SimpleNamespace
@@ -93,6 +94,29 @@ async def test_a_start_that_fails_counts_as_a_death(supervised: ClusterSpec, com
         deaths = [await change(cluster) for _ in range(3)]
         assert all(isinstance(death, Died) for death in deaths)
         assert [death.how for death in deaths if isinstance(death, Died)][1:] == ["the port is taken"] * 2
+        assert isinstance(deaths[2], Died)
+        assert deaths[2].again_in_s is None
+
+
+async def test_a_death_is_reported_where_the_logs_are_gone(spec: ClusterSpec, commands: FakeCommands) -> None:
+    async with LocalCluster(spec, commands=commands) as cluster:
+        shutil.rmtree(spec.state_dir)
+        os.kill(cluster.children["decode-0"].pid, signal.SIGKILL)
+        died = await change(cluster)
+        assert isinstance(died, Died)
+        assert (died.name, died.how) == ("decode-0", "SIGKILL")
+
+
+@pytest.mark.slow
+async def test_a_start_without_a_place_for_its_log_counts_as_a_death(
+    supervised: ClusterSpec, commands: FakeCommands
+) -> None:
+    async with LocalCluster(supervised, commands=commands) as cluster:
+        shutil.rmtree(supervised.state_dir)
+        supervised.state_dir.write_text("")
+        os.kill(cluster.children["decode-0"].pid, signal.SIGKILL)
+        deaths = [await change(cluster) for _ in range(3)]
+        assert ["Not a directory" in str(death) for death in deaths] == [False, True, True]
         assert isinstance(deaths[2], Died)
         assert deaths[2].again_in_s is None
 

@@ -72,6 +72,7 @@ def test_options_have_the_names_that_users_have_for_them() -> None:
     assert option_names(Cluster)["order"] == "order"
 
 
-def test_what_two_have_in_common_are_the_changed_values_of_groups_that_both_inherit() -> None:
+def test_what_two_have_in_common_are_the_given_values_of_groups_that_both_inherit() -> None:
     assert values_in_common(Cluster(limit_bytes=9, label="mine", parts=3), Service) == {"limit_bytes": 9}
-    assert values_in_common(Cluster(), Service) == {}
+    assert values_in_common(Cluster(limit_bytes=8).replace(parts=3), Service) == {"limit_bytes": 8}
+    assert values_in_common(Cluster().replace(parts=3), Service) == {}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import threading
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Generic, TypeVar
@@ -77,13 +76,11 @@ class Caller(ABC, Generic[ChannelT]):
 
     def _conversations(self, prompt: Prompt, n: int, options: Options, resume: Answer | None) -> list[Conversation]:
         """One for each choice of an answer, in order. Raises InvalidRequest for what cannot be sent."""
-        now = time.monotonic()
         return [
             Conversation(
                 request,
                 self._targets,
                 self._rng,
-                now=now,
                 timeout_s=options.get("timeout_s"),
                 retry_for_s=self._retry_for_s,
                 index=index,

@@ -35,7 +35,7 @@ LOST = RouterLost("gone")
 def conversation(targets: Targets | None = None, **limits) -> Conversation:
     given = {"timeout_s": None, "retry_for_s": 30.0, **limits}
     (request,) = requests_of("hi", 1, {"request_id": "r"})
-    return Conversation(request, targets or Targets(["a:1", "b:2"], random.Random(1)), random.Random(1), now=0, **given)
+    return Conversation(request, targets or Targets(["a:1", "b:2"], random.Random(1)), random.Random(1), **given)
 
 
 def message(text: str, *token_ids: int, **fields) -> inference_pb2.GenerateResponse:
@@ -97,6 +97,23 @@ def test_the_deadline_holds_over_all_calls() -> None:
         talk.failed(LOST, 9.99)
     with pytest.raises(DeadlineExceeded):
         talk.call(10.0)
+
+
+def test_the_clock_starts_at_the_first_call() -> None:
+    talk = conversation(timeout_s=10.0)
+    assert talk.call(100.0).timeout_s == 10.0
+    talk.take(message("a", 5), 101.0)
+    assert talk.answer.ttft_ms == 1000.0
+    talk.failed(LOST, 109.0)
+
+
+def test_what_another_client_took_does_not_count_in_the_time_per_token() -> None:
+    talk = conversation(resume=Answer("r", text="abc", token_ids=[5, 6, 7], num_calls=1))
+    talk.call(1000.0)
+    talk.take(message("d", 8), 1001.0)
+    talk.take(message("e", 9), 1002.0)
+    talk.take(message("f", 10, finish_reason=types_pb2.FINISH_REASON_STOP), 1004.0)
+    assert talk.answer.tpot_ms == 1500.0
 
 
 @pytest.mark.parametrize("error", [Overloaded("full", retry_after_s=3.0), QuotaExceeded("enough", retry_after_s=3.0)])

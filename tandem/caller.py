@@ -5,11 +5,13 @@ from __future__ import annotations
 import random
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Generic, TypeVar
 
 import grpc
 
+from shared.errors import Cancelled
 from tandem.answer import Answer
 from tandem.connection import CHANNEL_OPTIONS, ChannelOptions, ClientTls, key_metadata
 from tandem.conversation import Conversation
@@ -18,6 +20,8 @@ from tandem.options import Options, Prompt, metadata_of, requests_of
 from tandem.router_choice import Targets
 
 ChannelT = TypeVar("ChannelT")
+
+_CLOSED = "the client is closed"
 
 
 class Caller(ABC, Generic[ChannelT]):
@@ -43,6 +47,7 @@ class Caller(ABC, Generic[ChannelT]):
         self._retry_for_s = retry_for_s
         self._lock = threading.Lock()
         self._channels: dict[str, ChannelT] = {}
+        self._closed = False
 
     @staticmethod
     @abstractmethod
@@ -50,15 +55,28 @@ class Caller(ABC, Generic[ChannelT]):
         """A new connection; without credentials, without TLS."""
 
     def channel(self, target: str) -> ChannelT:
-        """The connection to a target."""
+        """The connection to a target. Raises Cancelled once the client is closed."""
         with self._lock:
+            if self._closed:
+                raise Cancelled(_CLOSED)
             if target not in self._channels:
                 self._channels[target] = self._opened(target, self._credentials, self._options)
             return self._channels[target]
 
+    @contextmanager
+    def while_open(self) -> Iterator[None]:
+        """What calls raise because the client is closed under them becomes Cancelled."""
+        try:
+            yield
+        except Exception as error:
+            if self._closed and not isinstance(error, Cancelled):
+                raise Cancelled(_CLOSED) from error
+            raise
+
     def _leave(self) -> Sequence[ChannelT]:
-        """All connections, for the caller to end."""
+        """All connections, for the caller to end; there are no new ones from now on."""
         with self._lock:
+            self._closed = True
             channels, self._channels = self._channels, {}
         return tuple(channels.values())
 
@@ -93,9 +111,8 @@ class Caller(ABC, Generic[ChannelT]):
 class Answers:
     """Base of what streams them."""
 
-    def __init__(self, conversations: Sequence[Conversation], metadata: tuple[tuple[str, str], ...]) -> None:
+    def __init__(self, conversations: Sequence[Conversation]) -> None:
         self._conversations = conversations
-        self._metadata = metadata
 
     @property
     def answers(self) -> list[Answer]:

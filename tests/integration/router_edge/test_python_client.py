@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import deque
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from services.router.dispatch.request import FinishReason
-from shared.errors import ConfigError, DeadlineExceeded, Overloaded, Unauthenticated, WorkerLost
-from tandem import Answer, AsyncTandemClient, ClientTls, TandemClient
+from shared.errors import Cancelled, ConfigError, DeadlineExceeded, Overloaded, Unauthenticated, WorkerLost
+from tandem import Answer, AsyncAnswerStream, AsyncTandemClient, ClientTls, TandemClient
 from tandem.failures import RouterLost
 from tandem.router_choice import Targets
 from tests.integration.router_edge.conftest import Edge, StartEdge
@@ -125,7 +127,7 @@ async def test_tls(start_edge: StartEdge, tmp_path: Path, generate: Generate) ->
 
 
 async def test_closing_a_stream_early_frees_its_request(edge: Edge) -> None:
-    edge.core.script = lambda request: [*text_steps(edge.tokenizer, "ab")[:1], asyncio.Event()]
+    edge.core.script = lambda request: [text_steps(edge.tokenizer, "one two")[0], asyncio.Event()]
     async with AsyncTandemClient([edge.grpc_address]) as client:
         async with client.stream("hi") as stream:
             assert (await anext(stream)).token_ids
@@ -138,6 +140,58 @@ async def test_closing_a_stream_early_frees_its_request(edge: Edge) -> None:
     await asyncio.wait_for(asyncio.to_thread(leave), DEADLINE_S)
     for index in (1, 2):
         await edge.closed(index)
+
+
+async def test_a_stream_that_is_dropped_frees_its_requests(edge: Edge) -> None:
+    edge.core.script = lambda request: [text_steps(edge.tokenizer, "one two")[0], asyncio.Event()]
+    with TandemClient([edge.grpc_address]) as client:
+        await asyncio.to_thread(lambda: deque(islice(client.stream("hi", n=2), 2)))
+        for index in (0, 1):
+            await edge.closed(index)
+    async with AsyncTandemClient([edge.grpc_address]) as other:
+        stream = other.stream("hi", n=2)
+        assert {(await anext(stream)).index, (await anext(stream)).index} == {0, 1}
+        del stream
+        for index in (2, 3):
+            await edge.closed(index)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+async def test_a_client_that_is_closed_ends_its_streams(edge: Edge, n: int) -> None:
+    edge.core.script = lambda request: [text_steps(edge.tokenizer, "one two")[0], asyncio.Event()]
+
+    async def read(stream: AsyncAnswerStream) -> None:
+        async for _ in stream:
+            pass
+
+    client = AsyncTandemClient([edge.grpc_address])
+    stream = client.stream("hi", n=n)
+    for _ in range(n):
+        await anext(stream)
+    reader = asyncio.create_task(read(stream))
+    await client.close()
+    for late in (reader, client.generate("hi"), client.status()):
+        with pytest.raises(Cancelled, match="the client is closed"):
+            await asyncio.wait_for(late, DEADLINE_S)
+    for index in range(n):
+        await edge.closed(index)
+    assert (len(edge.core.requests), client._channels) == (n, {})
+
+
+@pytest.mark.parametrize("n", [1, 2])
+async def test_a_client_of_threads_that_is_closed_ends_its_streams(edge: Edge, n: int) -> None:
+    edge.core.script = lambda request: [text_steps(edge.tokenizer, "one two")[0], asyncio.Event()]
+    client = TandemClient([edge.grpc_address])
+    stream = client.stream("hi", n=n)
+    await asyncio.to_thread(deque, islice(stream, n))
+    reader = asyncio.to_thread(deque, stream)
+    client.close()
+    for late in (reader, asyncio.to_thread(client.generate, "hi"), asyncio.to_thread(client.status)):
+        with pytest.raises(Cancelled, match="the client is closed"):
+            await asyncio.wait_for(late, DEADLINE_S)
+    for index in range(n):
+        await edge.closed(index)
+    assert (len(edge.core.requests), client._channels) == (n, {})
 
 
 async def test_status_comes_from_the_router_that_answers(edge: Edge) -> None:

@@ -134,6 +134,15 @@ def test_stats_show_tiers_tenants_pins_and_what_fails(tandem: RunTandem, cache: 
     assert "system acme host 4 1" in lines
 
 
+def test_names_are_shown_as_they_are(tandem: RunTandem, cache: ScriptedCache) -> None:
+    stats = cache.stats.nodes[0].stats
+    stats.node_name, stats.tenants[0].tenant, stats.pins[0].name = "[fd00::1]:50052", "[/b]", "[/INST] Sure"
+    lines = [" ".join(line.split()) for line in tandem("cache", "stats").out.splitlines()]
+    assert "[fd00::1]:50052 host 3.0 MiB 4.0 MiB 75 % 3 17 9 6 0 0 1.0 MiB of 1.0 MiB 0 B 0" in lines
+    assert "[/b] - - - - - - 2.0 MiB of 2.0 MiB - 2 11 5" in lines
+    assert "[/INST] Sure acme host 4 1" in lines
+
+
 def test_stats_as_json_hold_everything(tandem: RunTandem, cache: ScriptedCache) -> None:
     told = json.loads(tandem("cache", "stats", "--json").out)
     assert told["nodes"][0]["stats"]["tiers"][1]["failure"] == "[Errno 28] No space left"

@@ -71,6 +71,13 @@ def test_the_table_has_a_row_for_each_worker(tandem: RunTandem, router: Scripted
     assert "store" not in result.out
 
 
+def test_an_address_of_ipv6_is_shown_as_it_is(tandem: RunTandem, router: ScriptedRouter) -> None:
+    router.status = some_status()
+    router.status.workers[0].worker.name = router.status.workers[0].address = "[fd00::1]:50052"
+    assert tandem("status").out.count("[fd00::1]:50052") == 2
+    assert "[fd00::1]:50052" in tandem("top", "--once").out
+
+
 def test_a_cache_in_another_dtype_is_named(tandem: RunTandem, router: ScriptedRouter) -> None:
     router.status = some_status()
     router.status.workers[0].kv_dtype = "float32"

@@ -18,7 +18,7 @@ from tandem.caller import Answers, Caller
 from tandem.connection import ChannelOptions
 from tandem.conversation import Conversation
 from tandem.failures import RouterLost, no_router, typed
-from tandem.options import Options, Prompt, warm_request
+from tandem.options import Options, Prompt, deadline_of, warm_request
 
 R = TypeVar("R")
 
@@ -60,13 +60,16 @@ class AsyncTandemClient(Caller[grpc.aio.Channel]):
     async def warm(self, prompt: Prompt, **options: Unpack[Options]) -> inference_pb2.Warmed:
         """As TandemClient.warm."""
         request, metadata = warm_request(prompt, options), self._metadata(options)
-        return await self.ask(lambda to: _stub(to).Warm(request, metadata=metadata, timeout=options.get("timeout_s")))
+        timeout_s = options.get("timeout_s")
+        return await self.ask(lambda to: _stub(to).Warm(request, metadata=metadata, timeout=deadline_of(timeout_s)))
 
     async def close_session(self, session: str, *, tenant: str = "", model: str = "", timeout_s: float = 30.0) -> int:
         """As TandemClient.close_session."""
         request = inference_pb2.CloseSessionRequest(session=session, model=model)
         metadata = self._metadata({"tenant": tenant} if tenant else {})
-        closed = await self.ask(lambda to: _stub(to).CloseSession(request, metadata=metadata, timeout=timeout_s))
+        closed = await self.ask(
+            lambda to: _stub(to).CloseSession(request, metadata=metadata, timeout=deadline_of(timeout_s))
+        )
         return closed.num_blocks
 
     async def expect_session(
@@ -75,17 +78,19 @@ class AsyncTandemClient(Caller[grpc.aio.Channel]):
         """As TandemClient.expect_session."""
         request = inference_pb2.ExpectSessionRequest(session=session, model=model, next_turn_s=next_turn_s)
         metadata = self._metadata({"tenant": tenant} if tenant else {})
-        await self.ask(lambda to: _stub(to).ExpectSession(request, metadata=metadata, timeout=timeout_s))
+        await self.ask(lambda to: _stub(to).ExpectSession(request, metadata=metadata, timeout=deadline_of(timeout_s)))
 
     async def status(self, timeout_s: float = 10.0, window_s: float = 0.0) -> inference_pb2.ClusterStatus:
         """As TandemClient.status."""
         request = inference_pb2.GetStatusRequest(window_s=window_s)
-        return await self.ask(lambda to: _stub(to).GetStatus(request, metadata=self.key, timeout=timeout_s))
+        return await self.ask(
+            lambda to: _stub(to).GetStatus(request, metadata=self.key, timeout=deadline_of(timeout_s))
+        )
 
     async def explain(self, request_id: str, timeout_s: float = 10.0) -> inference_pb2.Explanation:
         """As TandemClient.explain."""
         request = inference_pb2.ExplainRequest(request_id=request_id)
-        return await self.ask(lambda to: _stub(to).Explain(request, metadata=self.key, timeout=timeout_s))
+        return await self.ask(lambda to: _stub(to).Explain(request, metadata=self.key, timeout=deadline_of(timeout_s)))
 
     @staticmethod
     def _opened(target: str, credentials: grpc.ChannelCredentials | None, options: ChannelOptions) -> grpc.aio.Channel:

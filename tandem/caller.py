@@ -16,7 +16,7 @@ from tandem.answer import Answer
 from tandem.connection import CHANNEL_OPTIONS, ChannelOptions, ClientTls, key_metadata
 from tandem.conversation import Conversation
 from tandem.failures import RouterLost, typed
-from tandem.options import Options, Prompt, metadata_of, requests_of
+from tandem.options import Options, Prompt, deadline_of, metadata_of, requests_of
 from tandem.router_choice import Targets
 
 ChannelT = TypeVar("ChannelT")
@@ -99,7 +99,7 @@ class Caller(ABC, Generic[ChannelT]):
                 request,
                 self._targets,
                 self._rng,
-                timeout_s=options.get("timeout_s"),
+                timeout_s=deadline_of(options.get("timeout_s")),
                 retry_for_s=self._retry_for_s,
                 index=index,
                 resume=resume,

@@ -19,7 +19,7 @@ from tandem.caller import Answers, Caller
 from tandem.connection import ChannelOptions
 from tandem.conversation import Conversation
 from tandem.failures import RouterLost, no_router, typed
-from tandem.options import Options, Prompt, warm_request
+from tandem.options import Options, Prompt, deadline_of, warm_request
 
 R = TypeVar("R")
 
@@ -72,13 +72,14 @@ class TandemClient(Caller[grpc.Channel]):
         retention that these have. Options of sampling do not count. Raises what the cluster reports, RouterLost where
         no router answers."""
         request, metadata = warm_request(prompt, options), self._metadata(options)
-        return self._ask(lambda stub: stub.Warm(request, metadata=metadata, timeout=options.get("timeout_s")))
+        timeout_s = options.get("timeout_s")
+        return self._ask(lambda stub: stub.Warm(request, metadata=metadata, timeout=deadline_of(timeout_s)))
 
     def close_session(self, session: str, *, tenant: str = "", model: str = "", timeout_s: float = 30.0) -> int:
         """Retains nothing for a session any more; returns the number of blocks that this frees. Raises like `warm`."""
         request = inference_pb2.CloseSessionRequest(session=session, model=model)
         metadata = self._metadata({"tenant": tenant} if tenant else {})
-        closed = self._ask(lambda stub: stub.CloseSession(request, metadata=metadata, timeout=timeout_s))
+        closed = self._ask(lambda stub: stub.CloseSession(request, metadata=metadata, timeout=deadline_of(timeout_s)))
         return closed.num_blocks
 
     def expect_session(
@@ -88,7 +89,7 @@ class TandemClient(Caller[grpc.Channel]):
         of sessions that come back later is evicted first. Raises like `warm`."""
         request = inference_pb2.ExpectSessionRequest(session=session, model=model, next_turn_s=next_turn_s)
         metadata = self._metadata({"tenant": tenant} if tenant else {})
-        self._ask(lambda stub: stub.ExpectSession(request, metadata=metadata, timeout=timeout_s))
+        self._ask(lambda stub: stub.ExpectSession(request, metadata=metadata, timeout=deadline_of(timeout_s)))
 
     def status(self, timeout_s: float = 10.0, window_s: float = 0.0) -> inference_pb2.ClusterStatus:
         """The cluster as a router sees it; raises what the cluster reports, RouterLost where no router answers.
@@ -96,12 +97,12 @@ class TandemClient(Caller[grpc.Channel]):
         `window_s`: of the reply's `window`, 1 to 3600; 0 = 60.
         """
         request = inference_pb2.GetStatusRequest(window_s=window_s)
-        return self._ask(lambda stub: stub.GetStatus(request, metadata=self.key, timeout=timeout_s))
+        return self._ask(lambda stub: stub.GetStatus(request, metadata=self.key, timeout=deadline_of(timeout_s)))
 
     def explain(self, request_id: str, timeout_s: float = 10.0) -> inference_pb2.Explanation:
         """Why a request was placed as it was; raises like `status`, NotFound where the router does not know it."""
         request = inference_pb2.ExplainRequest(request_id=request_id)
-        return self._ask(lambda stub: stub.Explain(request, metadata=self.key, timeout=timeout_s))
+        return self._ask(lambda stub: stub.Explain(request, metadata=self.key, timeout=deadline_of(timeout_s)))
 
     def stub(self, target: str) -> inference_pb2_grpc.InferenceServiceStub:
         """A stub on the connection to a target."""

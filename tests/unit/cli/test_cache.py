@@ -183,6 +183,8 @@ def test_what_cannot_be_pinned_is_said_in_a_line(tandem: RunTandem, cache: Scrip
     result = tandem("cache", "pin", "@/nowhere/prefix")
     assert (result.status, "cannot be read from /nowhere/prefix" in result.err) == (2, True)
     assert tandem("cache", "pin", "x", "--raw", "--system").status == 2
+    result = tandem("cache", "pin", "5000000000", "--token-ids")
+    assert (result.status, "below 2**32, got '5000000000'" in result.err) == (2, True)
     cache.error = InvalidRequest("the prefix takes 9 bytes, more than pins leave", field="prefix")
     result = tandem("cache", "pin", "x")
     assert (result.status, result.err) == (2, "tandem: the prefix takes 9 bytes, more than pins leave\n")

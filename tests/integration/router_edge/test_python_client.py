@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
+import re
 from collections import deque
 from collections.abc import Callable
 from itertools import islice
@@ -21,6 +23,8 @@ from tests.integration.router_edge.conftest import Edge, StartEdge
 from tests.tls_files import Authority
 from tests.unit.router.edge.scripted_core import text_steps
 from tests.waiting import DEADLINE_S
+
+GUIDE = Path(__file__).parents[3] / "docs" / "guides" / "clients.md"
 
 Generate = Callable[..., Any]
 
@@ -83,6 +87,21 @@ async def test_an_answer_goes_on_where_another_router_can(start_edge: StartEdge,
     assert (first.request_id, first.sampling) == (second.request_id, second.sampling)  # the drawn seed too
 
 
+async def test_another_process_continues_an_answer_with_what_the_guide_says_to_keep(edge: Edge) -> None:
+    (kept,) = re.findall(r"another process\nleft: (.+?) are all that", GUIDE.read_text())
+    steps = text_steps(edge.tokenizer, "one two three", FinishReason.STOP)
+    edge.core.script = lambda request: [steps[0], asyncio.Event()]
+    async with AsyncTandemClient([edge.grpc_address]) as client:
+        async with client.stream("hi", temperature=0.5) as stream:
+            await anext(stream)
+        had = Answer(**{name: getattr(stream.answer, name) for name in re.findall(r"(\w+)`", kept)})
+        edge.core.script = lambda request: steps[len(request.resumed_token_ids) :]
+        async with client.stream("hi", resume=had, temperature=0.5) as rest:
+            assert "".join([delta.text async for delta in rest]) == "one two three".removeprefix(had.text)
+    first, second = edge.core.requests
+    assert (second.request_id, second.sampling) == (first.request_id, first.sampling)
+
+
 @both
 async def test_typed_errors_reach_the_caller_behind_what_came(start_edge: StartEdge, generate: Generate) -> None:
     edge = await start_edge(api_keys=["sesame"])
@@ -116,7 +135,7 @@ async def test_tls(start_edge: StartEdge, tmp_path: Path, generate: Generate) ->
     edge = await start_edge(tls=authority.settings("router"))
     edge.says("hello")
     cert, key = authority.issue("client")
-    trusted = ClientTls(ca=authority.cert, cert=cert, key=key)
+    trusted = ClientTls(ca=str(authority.cert), cert=cert, key=key)
     (answer,) = await generate([edge.grpc_address], "hi", settings={"tls": trusted})
     assert answer.text == "hello"
     for stranger in (None, ClientTls(ca=authority.cert)):
@@ -197,11 +216,11 @@ async def test_a_client_of_threads_that_is_closed_ends_its_streams(edge: Edge, n
 async def test_status_comes_from_the_router_that_answers(edge: Edge) -> None:
     targets = ["127.0.0.1:1", edge.grpc_address]
     async with AsyncTandemClient(targets, rng=first_at(targets)) as client:
-        assert (await client.status()).router_name == "router-0"
+        assert (await client.status(timeout_s=math.inf)).router_name == "router-0"
 
     def ask() -> str:
         with TandemClient(targets, rng=first_at(targets)) as client:
             assert client.explain("r").request_id == "r"
-            return client.status().router_name
+            return client.status(timeout_s=math.inf).router_name
 
     assert await asyncio.to_thread(ask) == "router-0"

@@ -103,17 +103,14 @@ class Ramp:
         while True:
             for step in rng.exponential(1.0, _BATCH):
                 expected += float(step)
-                at_s = self._when_expected(expected)
-                if at_s is None:
-                    return
-                yield at_s
+                yield self._when_expected(expected)
 
-    def _when_expected(self, num_requests: float) -> float | None:
-        """Time by which n requests are expected: solves r₀·t + (r₁-r₀)·t²/2T = n. None = never."""
+    def _when_expected(self, num_requests: float) -> float:
+        """Time by which n requests are expected: solves r₀·t + (r₁-r₀)·t²/2T = n. Infinite = never."""
         slope = (self.end_rate - self.start_rate) / self.over_s
         by_end = (self.start_rate + self.end_rate) / 2 * self.over_s
         if num_requests > by_end:
-            return None if self.end_rate == 0 else self.over_s + (num_requests - by_end) / self.end_rate
+            return math.inf if self.end_rate == 0 else self.over_s + (num_requests - by_end) / self.end_rate
         # This form of the quadratic formula has no cancellation and does not divide by a slope of 0.
         root = math.sqrt(max(self.start_rate**2 + 2 * slope * num_requests, 0.0))
         return 2 * num_requests / (self.start_rate + root)

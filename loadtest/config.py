@@ -47,8 +47,11 @@ class Traffic:
             raise ConfigError(f"arrivals must be one of {kinds}, got {self.arrivals!r}", field="arrivals")
         if self.rate is not None and self.speedup is not None:
             raise ConfigError("rate and speedup exclude each other: each sets the other", field="speedup")
-        if self.burstiness != 1.0 and self.arrivals not in (None, "poisson"):
-            raise ConfigError(f"burstiness has no meaning with arrivals={self.arrivals}", field="burstiness")
+        if self.ramp_to is not None and self.arrivals not in (None, "ramp"):
+            raise ConfigError(f"ramp_to has no meaning with arrivals={self.arrivals}", field="ramp_to")
+        kind = self.arrivals if self.ramp_to is None else "ramp"
+        if self.burstiness != 1.0 and kind not in (None, "poisson"):
+            raise ConfigError(f"burstiness has no meaning with arrivals={kind}", field="burstiness")
 
     def with_rate(self, rate: float) -> Traffic:
         """The same traffic at a different rate."""
@@ -66,7 +69,7 @@ class Traffic:
         """The open loop's schedule; raises ConfigError naming the missing or wrong setting."""
         kind = self.kind(workload)
         if kind == "trace":
-            speedup = self.speedup or 1.0
+            speedup = 1.0 if self.speedup is None else self.speedup
             if self.rate is not None:
                 _check_rate(self.rate)
                 speedup = self.rate / native_rate(workload, seed)

@@ -131,5 +131,6 @@ def _take(entries: Iterator[Due], limits: Limits) -> Schedule:
     last_s = chosen[-1].at_s
     if not window_s:
         # The source ended: where the next one would have come, at the mean gap.
-        window_s = last_s * len(chosen) / (len(chosen) - 1) if last_s > 0 else 1.0
+        num_gaps = max(1, len(chosen) - 1)  # of one request, the gap before it
+        window_s = last_s * (num_gaps + 1) / num_gaps if last_s > 0 else 1.0
     return Schedule(tuple(chosen), window_s)

@@ -10,6 +10,7 @@ It speaks gRPC (`tandem.v1.InferenceService`). Its errors are `shared.errors`, o
 """
 
 from shared.errors import (
+    Cancelled,
     DeadlineExceeded,
     InvalidRequest,
     NotFound,
@@ -32,6 +33,7 @@ __all__ = [
     "AnswerStream",
     "AsyncAnswerStream",
     "AsyncTandemClient",
+    "Cancelled",
     "ClientTls",
     "DeadlineExceeded",
     "Delta",

@@ -18,7 +18,7 @@ from tandem.caller import Answers, Caller
 from tandem.connection import ChannelOptions
 from tandem.conversation import Conversation
 from tandem.failures import RouterLost, no_router, typed
-from tandem.options import Options, Prompt, warm_request
+from tandem.options import Options, Prompt, deadline_of, warm_request
 
 R = TypeVar("R")
 
@@ -35,7 +35,7 @@ class AsyncTandemClient(Caller[grpc.aio.Channel]):
         await self.close()
 
     async def close(self) -> None:
-        """Ends all connections, and with them what still streams. Twice is fine."""
+        """Ends all connections: what still streams, and every later call, raises Cancelled. Twice is fine."""
         for opened in self._leave():
             await opened.close()
 
@@ -44,7 +44,7 @@ class AsyncTandemClient(Caller[grpc.aio.Channel]):
     ) -> AsyncAnswerStream:
         """As TandemClient.stream, for `async for`."""
         conversations = self._conversations(prompt, n, options, resume)
-        return AsyncAnswerStream(self.channel, conversations, self._metadata(options))
+        return AsyncAnswerStream(self, conversations, self._metadata(options))
 
     async def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Answer:
         """As TandemClient.generate."""
@@ -60,13 +60,16 @@ class AsyncTandemClient(Caller[grpc.aio.Channel]):
     async def warm(self, prompt: Prompt, **options: Unpack[Options]) -> inference_pb2.Warmed:
         """As TandemClient.warm."""
         request, metadata = warm_request(prompt, options), self._metadata(options)
-        return await self.ask(lambda to: _stub(to).Warm(request, metadata=metadata, timeout=options.get("timeout_s")))
+        timeout_s = options.get("timeout_s")
+        return await self.ask(lambda to: _stub(to).Warm(request, metadata=metadata, timeout=deadline_of(timeout_s)))
 
     async def close_session(self, session: str, *, tenant: str = "", model: str = "", timeout_s: float = 30.0) -> int:
         """As TandemClient.close_session."""
         request = inference_pb2.CloseSessionRequest(session=session, model=model)
         metadata = self._metadata({"tenant": tenant} if tenant else {})
-        closed = await self.ask(lambda to: _stub(to).CloseSession(request, metadata=metadata, timeout=timeout_s))
+        closed = await self.ask(
+            lambda to: _stub(to).CloseSession(request, metadata=metadata, timeout=deadline_of(timeout_s))
+        )
         return closed.num_blocks
 
     async def expect_session(
@@ -75,17 +78,19 @@ class AsyncTandemClient(Caller[grpc.aio.Channel]):
         """As TandemClient.expect_session."""
         request = inference_pb2.ExpectSessionRequest(session=session, model=model, next_turn_s=next_turn_s)
         metadata = self._metadata({"tenant": tenant} if tenant else {})
-        await self.ask(lambda to: _stub(to).ExpectSession(request, metadata=metadata, timeout=timeout_s))
+        await self.ask(lambda to: _stub(to).ExpectSession(request, metadata=metadata, timeout=deadline_of(timeout_s)))
 
     async def status(self, timeout_s: float = 10.0, window_s: float = 0.0) -> inference_pb2.ClusterStatus:
         """As TandemClient.status."""
         request = inference_pb2.GetStatusRequest(window_s=window_s)
-        return await self.ask(lambda to: _stub(to).GetStatus(request, metadata=self.key, timeout=timeout_s))
+        return await self.ask(
+            lambda to: _stub(to).GetStatus(request, metadata=self.key, timeout=deadline_of(timeout_s))
+        )
 
     async def explain(self, request_id: str, timeout_s: float = 10.0) -> inference_pb2.Explanation:
         """As TandemClient.explain."""
         request = inference_pb2.ExplainRequest(request_id=request_id)
-        return await self.ask(lambda to: _stub(to).Explain(request, metadata=self.key, timeout=timeout_s))
+        return await self.ask(lambda to: _stub(to).Explain(request, metadata=self.key, timeout=deadline_of(timeout_s)))
 
     @staticmethod
     def _opened(target: str, credentials: grpc.ChannelCredentials | None, options: ChannelOptions) -> grpc.aio.Channel:
@@ -96,34 +101,44 @@ class AsyncTandemClient(Caller[grpc.aio.Channel]):
     async def ask(self, call: Callable[[grpc.aio.Channel], Awaitable[R]]) -> R:
         """One unary call that may be made twice, at each target until one answers. Raises what the cluster reports,
         RouterLost where no router answers."""
-        for _ in self._targets.all:
-            target = self._targets.choose()
-            try:
-                answer = await call(self.channel(target))
-            except grpc.aio.AioRpcError as error:
-                lost = self._lost(error, target)
-            else:
-                self._targets.answered()
-                return answer
-        raise no_router(self._targets.all, lost)
+        with self.while_open():
+            for _ in self._targets.all:
+                target = self._targets.choose()
+                try:
+                    answer = await call(self.channel(target))
+                except grpc.aio.AioRpcError as error:
+                    lost = self._lost(error, target)
+                except asyncio.CancelledError:
+                    if _task_ends():
+                        raise
+                    lost = RouterLost(f"{target} cancelled the call")
+                    self._targets.failed(target)
+                else:
+                    self._targets.answered()
+                    return answer
+            raise no_router(self._targets.all, lost)
 
 
 def _stub(channel: grpc.aio.Channel) -> inference_pb2_grpc.InferenceServiceAsyncStub:
     return inference_pb2_grpc.InferenceServiceStub(channel)
 
 
+def _task_ends() -> bool:
+    """A CancelledError is meant for this task. Else a call was cancelled: gRPC says that in this way, too."""
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
+
+
 class AsyncAnswerStream(Answers):
     """As AnswerStream, for `async for` and `async with`. For one task."""
 
     def __init__(
-        self,
-        channel: Callable[[str], grpc.aio.Channel],
-        conversations: Sequence[Conversation],
-        metadata: tuple[tuple[str, str], ...],
+        self, client: AsyncTandemClient, conversations: Sequence[Conversation], metadata: tuple[tuple[str, str], ...]
     ) -> None:
-        self._channel = channel
-        super().__init__(conversations, metadata)
-        self._deltas = self._run(conversations[0]) if len(conversations) == 1 else self._merged()
+        super().__init__(conversations)
+        # Nothing that runs refers to the stream: one that is dropped ends its calls.
+        runs = [_run(client, metadata, conversation) for conversation in conversations]
+        self._deltas = runs[0] if len(runs) == 1 else _merged(runs)
 
     def __aiter__(self) -> Self:
         return self
@@ -144,12 +159,16 @@ class AsyncAnswerStream(Answers):
         """Cancels what still runs, in the whole cluster. Twice is fine."""
         await self._deltas.aclose()
 
-    async def _run(self, conversation: Conversation) -> AsyncGenerator[Delta, None]:
-        """One answer, over as many calls as it takes."""
+
+async def _run(
+    client: AsyncTandemClient, metadata: tuple[tuple[str, str], ...], conversation: Conversation
+) -> AsyncGenerator[Delta, None]:
+    """One answer, over as many calls as it takes."""
+    with client.while_open():
         while not conversation.done:
             call = conversation.call(time.monotonic())
-            stub = _stub(self._channel(call.target))
-            responses = stub.Generate(call.request, metadata=self._metadata, timeout=call.timeout_s)
+            stub = _stub(client.channel(call.target))
+            responses = stub.Generate(call.request, metadata=metadata, timeout=call.timeout_s)
             lost: TandemError = RouterLost(f"{call.target} ended the stream in the middle of the answer")
             try:
                 async for response in responses:
@@ -157,38 +176,38 @@ class AsyncAnswerStream(Answers):
             except grpc.aio.AioRpcError as error:
                 lost = typed(error, call.target, answered=conversation.answered)
             except asyncio.CancelledError:
-                task = asyncio.current_task()
-                if task is None or task.cancelling():
-                    raise  # else the router cancelled the call: gRPC says that in this way, too
+                if _task_ends():
+                    raise
             finally:
                 responses.cancel()
             if not conversation.done:
                 await asyncio.sleep(conversation.failed(lost, time.monotonic()))
 
-    async def _merged(self) -> AsyncGenerator[Delta, None]:
-        """Several answers, a task each."""
-        arrived: asyncio.Queue[Delta | Exception | None] = asyncio.Queue()
 
-        async def pump(conversation: Conversation) -> None:
-            try:
-                async for delta in self._run(conversation):
-                    arrived.put_nowait(delta)
-                arrived.put_nowait(None)
-            except Exception as error:  # passed on to the reader
-                arrived.put_nowait(error)
+async def _merged(runs: Sequence[AsyncGenerator[Delta, None]]) -> AsyncGenerator[Delta, None]:
+    """Several answers, a task each."""
+    arrived: asyncio.Queue[Delta | Exception | None] = asyncio.Queue()
 
-        tasks = [asyncio.create_task(pump(conversation)) for conversation in self._conversations]
+    async def pump(run: AsyncGenerator[Delta, None]) -> None:
         try:
-            num_open = len(tasks)
-            while num_open:
-                item = await arrived.get()
-                if isinstance(item, Exception):
-                    raise item
-                if item is None:
-                    num_open -= 1
-                else:
-                    yield item
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            async for delta in run:
+                arrived.put_nowait(delta)
+            arrived.put_nowait(None)
+        except Exception as error:  # passed on to the reader
+            arrived.put_nowait(error)
+
+    tasks = [asyncio.create_task(pump(run)) for run in runs]
+    try:
+        num_open = len(tasks)
+        while num_open:
+            item = await arrived.get()
+            if isinstance(item, Exception):
+                raise item
+            if item is None:
+                num_open -= 1
+            else:
+                yield item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

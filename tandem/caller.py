@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import random
 import threading
-import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Generic, TypeVar
 
 import grpc
 
+from shared.errors import Cancelled
 from tandem.answer import Answer
 from tandem.connection import CHANNEL_OPTIONS, ChannelOptions, ClientTls, key_metadata
 from tandem.conversation import Conversation
 from tandem.failures import RouterLost, typed
-from tandem.options import Options, Prompt, metadata_of, requests_of
+from tandem.options import Options, Prompt, deadline_of, metadata_of, requests_of
 from tandem.router_choice import Targets
 
 ChannelT = TypeVar("ChannelT")
+
+_CLOSED = "the client is closed"
 
 
 class Caller(ABC, Generic[ChannelT]):
@@ -44,6 +47,7 @@ class Caller(ABC, Generic[ChannelT]):
         self._retry_for_s = retry_for_s
         self._lock = threading.Lock()
         self._channels: dict[str, ChannelT] = {}
+        self._closed = False
 
     @staticmethod
     @abstractmethod
@@ -51,15 +55,28 @@ class Caller(ABC, Generic[ChannelT]):
         """A new connection; without credentials, without TLS."""
 
     def channel(self, target: str) -> ChannelT:
-        """The connection to a target."""
+        """The connection to a target. Raises Cancelled once the client is closed."""
         with self._lock:
+            if self._closed:
+                raise Cancelled(_CLOSED)
             if target not in self._channels:
                 self._channels[target] = self._opened(target, self._credentials, self._options)
             return self._channels[target]
 
+    @contextmanager
+    def while_open(self) -> Iterator[None]:
+        """What calls raise because the client is closed under them becomes Cancelled."""
+        try:
+            yield
+        except Exception as error:
+            if self._closed and not isinstance(error, Cancelled):
+                raise Cancelled(_CLOSED) from error
+            raise
+
     def _leave(self) -> Sequence[ChannelT]:
-        """All connections, for the caller to end."""
+        """All connections, for the caller to end; there are no new ones from now on."""
         with self._lock:
+            self._closed = True
             channels, self._channels = self._channels, {}
         return tuple(channels.values())
 
@@ -77,14 +94,12 @@ class Caller(ABC, Generic[ChannelT]):
 
     def _conversations(self, prompt: Prompt, n: int, options: Options, resume: Answer | None) -> list[Conversation]:
         """One for each choice of an answer, in order. Raises InvalidRequest for what cannot be sent."""
-        now = time.monotonic()
         return [
             Conversation(
                 request,
                 self._targets,
                 self._rng,
-                now=now,
-                timeout_s=options.get("timeout_s"),
+                timeout_s=deadline_of(options.get("timeout_s")),
                 retry_for_s=self._retry_for_s,
                 index=index,
                 resume=resume,
@@ -96,9 +111,8 @@ class Caller(ABC, Generic[ChannelT]):
 class Answers:
     """Base of what streams them."""
 
-    def __init__(self, conversations: Sequence[Conversation], metadata: tuple[tuple[str, str], ...]) -> None:
+    def __init__(self, conversations: Sequence[Conversation]) -> None:
         self._conversations = conversations
-        self._metadata = metadata
 
     @property
     def answers(self) -> list[Answer]:

@@ -19,7 +19,7 @@ from tandem.caller import Answers, Caller
 from tandem.connection import ChannelOptions
 from tandem.conversation import Conversation
 from tandem.failures import RouterLost, no_router, typed
-from tandem.options import Options, Prompt, warm_request
+from tandem.options import Options, Prompt, deadline_of, warm_request
 
 R = TypeVar("R")
 
@@ -39,7 +39,7 @@ class TandemClient(Caller[grpc.Channel]):
         self.close()
 
     def close(self) -> None:
-        """Ends all connections, and with them what still streams. Twice is fine."""
+        """Ends all connections: what still streams, and every later call, raises Cancelled. Twice is fine."""
         for opened in self._leave():
             opened.close()
 
@@ -54,7 +54,7 @@ class TandemClient(Caller[grpc.Channel]):
         TakenOver.
         """
         conversations = self._conversations(prompt, n, options, resume)
-        return AnswerStream(self.stub, conversations, self._metadata(options))
+        return AnswerStream(self, conversations, self._metadata(options))
 
     def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Answer:
         """The whole answer; raises like the iteration of `stream`."""
@@ -72,13 +72,14 @@ class TandemClient(Caller[grpc.Channel]):
         retention that these have. Options of sampling do not count. Raises what the cluster reports, RouterLost where
         no router answers."""
         request, metadata = warm_request(prompt, options), self._metadata(options)
-        return self._ask(lambda stub: stub.Warm(request, metadata=metadata, timeout=options.get("timeout_s")))
+        timeout_s = options.get("timeout_s")
+        return self._ask(lambda stub: stub.Warm(request, metadata=metadata, timeout=deadline_of(timeout_s)))
 
     def close_session(self, session: str, *, tenant: str = "", model: str = "", timeout_s: float = 30.0) -> int:
         """Retains nothing for a session any more; returns the number of blocks that this frees. Raises like `warm`."""
         request = inference_pb2.CloseSessionRequest(session=session, model=model)
         metadata = self._metadata({"tenant": tenant} if tenant else {})
-        closed = self._ask(lambda stub: stub.CloseSession(request, metadata=metadata, timeout=timeout_s))
+        closed = self._ask(lambda stub: stub.CloseSession(request, metadata=metadata, timeout=deadline_of(timeout_s)))
         return closed.num_blocks
 
     def expect_session(
@@ -88,7 +89,7 @@ class TandemClient(Caller[grpc.Channel]):
         of sessions that come back later is evicted first. Raises like `warm`."""
         request = inference_pb2.ExpectSessionRequest(session=session, model=model, next_turn_s=next_turn_s)
         metadata = self._metadata({"tenant": tenant} if tenant else {})
-        self._ask(lambda stub: stub.ExpectSession(request, metadata=metadata, timeout=timeout_s))
+        self._ask(lambda stub: stub.ExpectSession(request, metadata=metadata, timeout=deadline_of(timeout_s)))
 
     def status(self, timeout_s: float = 10.0, window_s: float = 0.0) -> inference_pb2.ClusterStatus:
         """The cluster as a router sees it; raises what the cluster reports, RouterLost where no router answers.
@@ -96,12 +97,12 @@ class TandemClient(Caller[grpc.Channel]):
         `window_s`: of the reply's `window`, 1 to 3600; 0 = 60.
         """
         request = inference_pb2.GetStatusRequest(window_s=window_s)
-        return self._ask(lambda stub: stub.GetStatus(request, metadata=self.key, timeout=timeout_s))
+        return self._ask(lambda stub: stub.GetStatus(request, metadata=self.key, timeout=deadline_of(timeout_s)))
 
     def explain(self, request_id: str, timeout_s: float = 10.0) -> inference_pb2.Explanation:
         """Why a request was placed as it was; raises like `status`, NotFound where the router does not know it."""
         request = inference_pb2.ExplainRequest(request_id=request_id)
-        return self._ask(lambda stub: stub.Explain(request, metadata=self.key, timeout=timeout_s))
+        return self._ask(lambda stub: stub.Explain(request, metadata=self.key, timeout=deadline_of(timeout_s)))
 
     def stub(self, target: str) -> inference_pb2_grpc.InferenceServiceStub:
         """A stub on the connection to a target."""
@@ -115,16 +116,17 @@ class TandemClient(Caller[grpc.Channel]):
 
     def _ask(self, call: Callable[[inference_pb2_grpc.InferenceServiceStub], R]) -> R:
         """One unary call that may be made twice, at each target until one answers."""
-        for _ in self._targets.all:
-            target = self._targets.choose()
-            try:
-                answer = call(self.stub(target))
-            except grpc.RpcError as error:
-                lost = self._lost(error, target)
-            else:
-                self._targets.answered()
-                return answer
-        raise no_router(self._targets.all, lost)
+        with self.while_open():
+            for _ in self._targets.all:
+                target = self._targets.choose()
+                try:
+                    answer = call(self.stub(target))
+                except grpc.RpcError as error:
+                    lost = self._lost(error, target)
+                else:
+                    self._targets.answered()
+                    return answer
+            raise no_router(self._targets.all, lost)
 
 
 class AnswerStream(Answers):
@@ -132,16 +134,14 @@ class AnswerStream(Answers):
     a `with` block, cancels what still runs in the whole cluster. For one thread, but `close` from any."""
 
     def __init__(
-        self,
-        stub: Callable[[str], inference_pb2_grpc.InferenceServiceStub],
-        conversations: Sequence[Conversation],
-        metadata: tuple[tuple[str, str], ...],
+        self, client: TandemClient, conversations: Sequence[Conversation], metadata: tuple[tuple[str, str], ...]
     ) -> None:
-        self._stub = stub
-        super().__init__(conversations, metadata)
-        self._closed = threading.Event()
-        self._calls: dict[int, grpc.Call] = {}
-        self._deltas = self._run(0, conversations[0]) if len(conversations) == 1 else self._merged()
+        super().__init__(conversations)
+        self._calls = _Calls(client, metadata)
+        # Nothing that runs refers to the stream: one that is dropped ends its calls.
+        self._deltas = (
+            self._calls.run(0, conversations[0]) if len(conversations) == 1 else _merged(self._calls, conversations)
+        )
 
     def __iter__(self) -> Self:
         return self
@@ -164,59 +164,77 @@ class AnswerStream(Answers):
 
     def close(self) -> None:
         """Cancels what still runs. Twice is fine."""
+        self._calls.close()
+
+
+class _Calls:
+    """The calls of one stream that run now."""
+
+    def __init__(self, client: TandemClient, metadata: tuple[tuple[str, str], ...]) -> None:
+        self._client = client
+        self._metadata = metadata
+        self._closed = threading.Event()
+        self._calls: dict[int, grpc.Call] = {}
+
+    def close(self) -> None:
+        """Cancels them, and begins no more."""
         self._closed.set()
         for call in list(self._calls.values()):
             call.cancel()
 
-    def _run(self, index: int, conversation: Conversation) -> Iterator[Delta]:
+    def run(self, index: int, conversation: Conversation) -> Iterator[Delta]:
         """One answer, over as many calls as it takes."""
-        while not conversation.done and not self._closed.is_set():
-            call = conversation.call(time.monotonic())
-            responses = self._stub(call.target).Generate(call.request, metadata=self._metadata, timeout=call.timeout_s)
-            self._calls[index] = responses
-            if self._closed.is_set():
-                responses.cancel()
-            lost: TandemError = RouterLost(f"{call.target} ended the stream in the middle of the answer")
-            try:
-                for response in responses:
-                    yield conversation.take(response, time.monotonic())
-            except grpc.RpcError as error:
-                lost = typed(error, call.target, answered=conversation.answered)
-            finally:
-                responses.cancel()
-            if not conversation.done and not self._closed.is_set():
-                self._closed.wait(conversation.failed(lost, time.monotonic()))
+        with self._client.while_open():
+            while not conversation.done and not self._closed.is_set():
+                call = conversation.call(time.monotonic())
+                responses = self._client.stub(call.target).Generate(
+                    call.request, metadata=self._metadata, timeout=call.timeout_s
+                )
+                self._calls[index] = responses
+                if self._closed.is_set():
+                    responses.cancel()
+                lost: TandemError = RouterLost(f"{call.target} ended the stream in the middle of the answer")
+                try:
+                    for response in responses:
+                        yield conversation.take(response, time.monotonic())
+                except grpc.RpcError as error:
+                    lost = typed(error, call.target, answered=conversation.answered)
+                finally:
+                    responses.cancel()
+                if not conversation.done and not self._closed.is_set():
+                    self._closed.wait(conversation.failed(lost, time.monotonic()))
 
-    def _merged(self) -> Iterator[Delta]:
-        """Several answers, a thread each."""
-        arrived: queue.SimpleQueue[Delta | Exception | None] = queue.SimpleQueue()
 
-        def pump(index: int, conversation: Conversation) -> None:
-            try:
-                for delta in self._run(index, conversation):
-                    arrived.put(delta)
-                arrived.put(None)
-            except Exception as error:  # passed on to the reader
-                arrived.put(error)
+def _merged(calls: _Calls, conversations: Sequence[Conversation]) -> Iterator[Delta]:
+    """Several answers, a thread each."""
+    arrived: queue.SimpleQueue[Delta | Exception | None] = queue.SimpleQueue()
 
-        threads = [
-            threading.Thread(target=pump, args=(index, conversation), name=f"answer-{index}", daemon=True)
-            for index, conversation in enumerate(self._conversations)
-        ]
-        for thread in threads:
-            thread.start()
+    def pump(index: int, conversation: Conversation) -> None:
         try:
-            num_open = len(threads)
-            while num_open:
-                item = arrived.get()
-                if isinstance(item, Exception):
-                    raise item
-                if item is None:
-                    num_open -= 1
-                else:
-                    yield item
-        finally:
-            self.close()
-            with suppress(RuntimeError):
-                for thread in threads:
-                    thread.join()
+            for delta in calls.run(index, conversation):
+                arrived.put(delta)
+            arrived.put(None)
+        except Exception as error:  # passed on to the reader
+            arrived.put(error)
+
+    threads = [
+        threading.Thread(target=pump, args=(index, conversation), name=f"answer-{index}", daemon=True)
+        for index, conversation in enumerate(conversations)
+    ]
+    for thread in threads:
+        thread.start()
+    try:
+        num_open = len(threads)
+        while num_open:
+            item = arrived.get()
+            if isinstance(item, Exception):
+                raise item
+            if item is None:
+                num_open -= 1
+            else:
+                yield item
+    finally:
+        calls.close()
+        with suppress(RuntimeError):
+            for thread in threads:
+                thread.join()

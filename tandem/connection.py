@@ -35,11 +35,11 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
 class ClientTls:
     """TLS to the routers, files in PEM."""
 
-    ca: Path | None = None
+    ca: Path | str | None = None
     """The authority that signed the routers' certificates; none = the system's."""
-    cert: Path | None = None
+    cert: Path | str | None = None
     """The client's own certificate, where the routers ask for one; see `key`."""
-    key: Path | None = None
+    key: Path | str | None = None
     """The private key of `cert`."""
     server_name: str = ""
     """Name that the routers' certificates have, expected in place of the address; empty = the address."""
@@ -55,7 +55,8 @@ class ClientTls:
         if (self.cert is None) != (self.key is None):
             raise ConfigError("tls: cert and key go together", field="tls")
         try:
-            ca, key, cert = (None if file is None else file.read_bytes() for file in (self.ca, self.key, self.cert))
+            files = (self.ca, self.key, self.cert)
+            ca, key, cert = (None if file is None else Path(file).read_bytes() for file in files)
         except OSError as error:
             raise ConfigError(f"tls: {error.filename}: {error.strerror}", field="tls") from error
         return grpc.ssl_channel_credentials(ca, key, cert)

@@ -6,6 +6,7 @@ the answer's start. A router has nothing of it once it is lost.
 
 from __future__ import annotations
 
+import math
 import random
 from typing import NamedTuple
 
@@ -33,26 +34,26 @@ class Conversation:
         targets: Targets,
         rng: random.Random,
         *,
-        now: float,
         timeout_s: float | None,
         retry_for_s: float,
         index: int = 0,
         resume: Answer | None = None,
     ) -> None:
-        """`timeout_s`: the answer's deadline; `retry_for_s`: it is given up after this time without a new token from
-        the first failure on. `resume`: what is there of the answer already."""
+        """`timeout_s`: the answer's deadline, from the first call on; `retry_for_s`: it is given up after this time
+        without a new token from the first failure on. `resume`: what is there of the answer already."""
         self.answer = Answer(request_id=request.request_id) if resume is None else resume.begun()
         self._request = request
         self._targets = targets
         self._rng = rng
-        self._begun = now
         self._timeout_s = timeout_s
+        self._begun, self._due = 0.0, math.inf  # the first call's
         self._retry_for_s = retry_for_s
         self._index = index
         self._target = ""
         self._num_failures = 0  # since the last token
-        self._failing_since = now
-        self._first_at = 0.0
+        self._failing_since = 0.0
+        self._num_had = len(self.answer.token_ids)
+        self._first_at = 0.0  # the first token of these calls
         self._answered = False  # the present call brought something
 
     @property
@@ -67,8 +68,10 @@ class Conversation:
 
     def call(self, now: float) -> Call:
         """The next call, for what is missing; raises DeadlineExceeded."""
-        left = None if self._timeout_s is None else self._begun + self._timeout_s - now
-        if left is not None and left <= 0:
+        if not self._target:
+            self._begun, self._due = now, math.inf if self._timeout_s is None else now + self._timeout_s
+        left = self._due - now
+        if left <= 0:
             raise DeadlineExceeded(f"not done within {self._timeout_s:g} s", limit=self._timeout_s)
         request, answer = self._request, self.answer
         if answer.num_calls:  # the router that is lost may have it still: `resume` takes it over
@@ -82,7 +85,7 @@ class Conversation:
         answer.num_calls += 1
         self._answered = False
         self._target = self._targets.choose()
-        return Call(self._target, request, left)
+        return Call(self._target, request, None if math.isinf(left) else left)
 
     def take(self, response: inference_pb2.GenerateResponse, now: float) -> Delta:
         """A message of the present call."""
@@ -92,12 +95,14 @@ class Conversation:
             self._targets.answered()
         if response.token_ids:
             self._num_failures = 0
-            if not answer.token_ids:
+            if len(answer.token_ids) == self._num_had:
                 self._first_at = now
+            if not answer.token_ids:
                 answer.ttft_ms = (now - self._begun) * 1e3
         delta = answer.add(response, self._index)
-        if self.done and len(answer.token_ids) > 1:
-            answer.tpot_ms = (now - self._first_at) * 1e3 / (len(answer.token_ids) - 1)
+        num_gaps = len(answer.token_ids) - self._num_had - 1
+        if self.done and num_gaps > 0:
+            answer.tpot_ms = (now - self._first_at) * 1e3 / num_gaps
         return delta
 
     def failed(self, error: TandemError, now: float) -> float:
@@ -120,7 +125,7 @@ class Conversation:
             pause = max(pause, retry_after_s)
         if now + pause - self._failing_since > self._retry_for_s:
             raise error
-        if self._timeout_s is not None and now + pause >= self._begun + self._timeout_s:
+        if now + pause >= self._due:
             raise DeadlineExceeded(f"not done within {self._timeout_s:g} s: {error}", limit=self._timeout_s)
         return pause
 

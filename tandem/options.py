@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import uuid
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from typing import Any, TypedDict
 
 from google.protobuf.message import Message
 
-from shared.errors import InvalidRequest
+from shared.errors import InvalidRequest, brief
 from shared.rpc.pb.tandem.v1 import inference_pb2, types_pb2
 from shared.seeds import derived_seed
 from tandem.answer import Answer
 
 MAX_N = 128
+_FOREVER_S = 1e9
+"""gRPC's clock ends after some centuries, and it takes a deadline beyond that for one that has passed."""
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 """A text, token ids, or chat messages with `role` and `content`."""
@@ -91,7 +95,8 @@ def requests_of(
     if unknown:
         name = min(unknown)
         raise InvalidRequest(f"there is no option {name!r}", field=name)
-    base = inference_pb2.GenerateRequest(request_id=options.get("request_id") or str(uuid.uuid4()))
+    base = inference_pb2.GenerateRequest()
+    _set(base, "request_id", options.get("request_id") or str(uuid.uuid4()))
     for name in ("model", "cache_salt"):
         _set(base, name, options.get(name))
     for name in _SAMPLING & options.keys():
@@ -104,6 +109,15 @@ def requests_of(
 def warm_request(prompt: Prompt, options: Options) -> inference_pb2.GenerateRequest:
     """The request of a prompt that is only computed. Raises InvalidRequest for what the message cannot carry."""
     return requests_of(prompt, 1, options)[0]
+
+
+def deadline_of(timeout_s: float | None) -> float | None:
+    """What a call is given, None for no deadline. Raises InvalidRequest (`timeout_s`) for what is no time."""
+    if timeout_s is None:
+        return None
+    if not isinstance(timeout_s, Real) or math.isnan(timeout_s):
+        raise InvalidRequest(f"timeout_s must be a number of seconds, got {timeout_s!r}", field="timeout_s")
+    return None if timeout_s > _FOREVER_S else float(timeout_s)
 
 
 def metadata_of(options: Options) -> tuple[tuple[str, str], ...]:
@@ -132,11 +146,15 @@ def _add_prompt(request: inference_pb2.GenerateRequest, prompt: Prompt) -> None:
     if isinstance(prompt, str):
         _set(request, "text", prompt)
     elif all(isinstance(part, Mapping) for part in prompt) and prompt:
-        for part in prompt:
+        for index, part in enumerate(prompt):
             assert isinstance(part, Mapping)
-            message = request.chat.messages.add()
-            _set(message, "role", part.get("role"))
-            _set(message, "content", part.get("content"))
+            further = [name for name, value in part.items() if value is not None and name not in ("role", "content")]
+            if further:
+                message = f"messages[{index}] has {further[0]!r}: only role and content can be sent"
+                raise InvalidRequest(message, field=further[0])
+            added = request.chat.messages.add()
+            _set(added, "role", part.get("role"))
+            _set(added, "content", part.get("content"))
     else:
         request.tokens.SetInParent()
         _set(request.tokens, "ids", prompt)
@@ -147,9 +165,9 @@ def _set(message: Message, name: str, value: Any) -> None:
     if value is None:
         return
     try:
-        if isinstance(value, str | int | float):
-            setattr(message, name, value)
-        else:
+        if message.DESCRIPTOR.fields_by_name[name].is_repeated:
             getattr(message, name).extend(value)
+        else:
+            setattr(message, name, value)
     except (TypeError, ValueError) as error:
-        raise InvalidRequest(f"{name}: {error}", field=name) from error
+        raise InvalidRequest(f"{name} cannot be {brief(repr(value), 80)}: {error}", field=name) from error

@@ -6,6 +6,7 @@ from collections import defaultdict
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from shared.rpc.pb.tandem.v1 import cache_pb2, kvstore_pb2
 from shared.sizes import size
@@ -18,7 +19,7 @@ def show(console: Console, stats: cache_pb2.CacheStats) -> None:
     """Prints index, tiers, tenants and pins; empty parts are left out."""
     console.print(index_line(stats), markup=False)
     for line in failure_lines(stats):
-        console.print(f"[red]{line}[/red]" if "[" not in line else line, markup="[" not in line)
+        console.print(Text(line, style="red"))
     for table in (tier_table(stats), tenant_table(stats), pin_table(stats)):
         if table.row_count:
             console.print()
@@ -66,7 +67,7 @@ def tier_table(stats: cache_pb2.CacheStats) -> Table:
         "retained",
         "by hints",
     )
-    rows: list[tuple[str, ...]] = []
+    rows: list[tuple[str | Text, ...]] = []
     for node in stats.nodes:
         if not node.failure and not node.stats.tiers:
             rows.append((_name(node), "-", *("-" for _ in figures)))
@@ -74,7 +75,7 @@ def tier_table(stats: cache_pb2.CacheStats) -> Table:
     return table_of((*names, *figures), rows, text=names)
 
 
-def _tier_cells(tier: kvstore_pb2.TierStats) -> tuple[str, ...]:
+def _tier_cells(tier: kvstore_pb2.TierStats) -> tuple[str | Text, ...]:
     return (
         _TIERS.get(tier.tier, "?"),
         size(tier.used_bytes),
@@ -85,7 +86,7 @@ def _tier_cells(tier: kvstore_pb2.TierStats) -> tuple[str, ...]:
         f"{tier.num_stored}",
         f"{tier.num_evicted}",
         f"{tier.num_refused}",
-        f"[red]{tier.num_bad}[/red]" if tier.num_bad else "0",
+        Text(f"{tier.num_bad}", style="red" if tier.num_bad else ""),
         f"{size(tier.pinned_bytes)} of {size(tier.pin_budget_bytes)}",
         size(tier.retained_bytes),
         f"{tier.num_hint_hits}",

@@ -27,17 +27,17 @@ def table_of(
     header_style: str = "bold",
 ) -> Table:
     """A table without lines. Columns are numbers, to the right, but those of `text`; a cell of `folds` alone may take
-    several lines. A row may end early; of a cell that is no Text, markup is read."""
+    several lines. A row may end early. No text is read as markup: names come from outside."""
     table = Table(title=title or None, title_justify="left", box=None, pad_edge=False, header_style=header_style)
     for header in headers:
         table.add_column(
-            header,
+            Text(header),
             justify="left" if header in text or header in folds else "right",
             no_wrap=header not in folds,
             overflow="fold" if header in folds else "ellipsis",
         )
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
     return table
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated
 
 import typer
 from rich.table import Table
 
 from shared.rpc.pb.tandem.v1 import inference_pb2
-from tandem import AsyncTandemClient, NotFound
+from tandem import AsyncTandemClient, NotFound, TandemError
+from tandem.failures import RouterLost
 from tandem_cli.console import console_of, json_of, table_of
 from tandem_cli.options import LOCAL, Connection
 
@@ -45,7 +47,8 @@ def explain(
     connection: Connection = LOCAL,
 ) -> None:
     """Show the candidates and scores of a request's placement."""
-    found = asyncio.run(explanation_of(connection.open(AsyncTandemClient), request_id))
+    routers = [replace(connection, target=target) for target in connection.target.split(",")]
+    found = asyncio.run(explanation_of([router.open(AsyncTandemClient) for router in routers], request_id))
     if as_json:
         print(json_of(found))
         return
@@ -130,16 +133,22 @@ def pair_table(pairs: Sequence[inference_pb2.PlacementPair]) -> Table:
     return table_of((*text, "TTFT", "TPOT", "in time", "score"), rows, text=text)
 
 
-async def explanation_of(client: AsyncTandemClient, request_id: str) -> inference_pb2.Explanation:
-    """What the router remembers of a request, by its id or an answer's. Raises NotFound."""
-    inner = request_id_of(request_id)
-    async with client:
-        try:
-            return await client.explain(request_id)
-        except NotFound:
-            if inner == request_id:
-                raise
-            return await client.explain(inner)
+async def explanation_of(routers: Sequence[AsyncTandemClient], request_id: str) -> inference_pb2.Explanation:
+    """What one of the routers, a client each, remembers of a request, by its id or an answer's. Raises NotFound where
+    none does, RouterLost where one that might does not answer."""
+    failure: TandemError | None = None
+    for router in routers:
+        async with router:
+            for name in dict.fromkeys((request_id, request_id_of(request_id))):
+                try:
+                    return await router.explain(name)
+                except NotFound as error:
+                    failure = failure or error
+                except RouterLost as error:
+                    failure = error
+                    break
+    assert failure is not None
+    raise failure
 
 
 def request_id_of(answer_id: str) -> str:

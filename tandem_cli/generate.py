@@ -10,7 +10,7 @@ import typer
 from google.protobuf.json_format import MessageToDict
 from rich.console import Console
 
-from shared.errors import InvalidRequest
+from shared.errors import InvalidRequest, brief
 from shared.rpc.pb.tandem.v1 import types_pb2
 from tandem import Answer, AnswerStream, Options, TandemClient
 from tandem.options import Prompt
@@ -123,8 +123,9 @@ def _fields(message: types_pb2.Usage | types_pb2.TtftSplit) -> dict[str, float]:
 
 
 def parse_token_ids(text: str) -> list[int]:
-    """`1,15 9` as numbers; raises InvalidRequest."""
-    try:
-        return [int(part) for part in text.replace(",", " ").split()]
-    except ValueError as error:
-        raise InvalidRequest(f"token ids must be comma-separated numbers, got {text!r}", field="token_ids") from error
+    """`1,15 9` as numbers of 32 bits; raises InvalidRequest."""
+    parts = text.replace(",", " ").split()
+    if not all(part.isdecimal() and int(part) < 2**32 for part in parts):
+        message = f"token ids must be comma-separated numbers below 2**32, got {brief(repr(text))}"
+        raise InvalidRequest(message, field="token_ids")
+    return [int(part) for part in parts]

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
 from shared.rpc.convert import role_from_proto, worker_roles
 from shared.rpc.pb.tandem.v1 import inference_pb2, types_pb2
@@ -153,10 +154,10 @@ def _ranks(worker: inference_pb2.WorkerStatus) -> str:
     return f"{tp * pp}" + (f" (tp {tp}, pp {pp}{experts})" if tp * pp > 1 else "")
 
 
-def _state(worker: inference_pb2.WorkerStatus) -> str:
+def _state(worker: inference_pb2.WorkerStatus) -> Text:
     if not worker.connected:
-        return "[red]lost[/red]"
-    return "[yellow]draining[/yellow]" if worker.load.draining else "[green]up[/green]"
+        return Text("lost", style="red")
+    return Text("draining", style="yellow") if worker.load.draining else Text("up", style="green")
 
 
 async def _ask(client: AsyncTandemClient) -> inference_pb2.ClusterStatus:

@@ -17,7 +17,7 @@ from loadtest.simulator.request import SimRequest
 from loadtest.simulator.simulation import AUTO, COLLOCATED, STATIC, Group, Setup, play
 from loadtest.simulator.tandem_router import TandemConfig
 from loadtest.workloads.trace import TraceRequest, open_trace, trace_error
-from loadtest.workloads.trace_files import read_trace
+from loadtest.workloads.trace_files import is_csv, read_trace
 from services.router.placement.settings import PlacementSettings
 from services.router.views.attribution.better_split import joined
 from shared.errors import ConfigError
@@ -127,7 +127,7 @@ class Figures:
 
 def read_served(path: Path) -> list[Served] | None:
     """One for each request of the trace; None of a trace that does not say how they were served. Raises ConfigError."""
-    if path.suffix == ".csv":
+    if is_csv(path):
         return None
     found = []
     for number, line in open_trace(path):

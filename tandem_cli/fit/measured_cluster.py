@@ -12,7 +12,7 @@ from google.protobuf.json_format import ParseDict, ParseError
 
 from shared.errors import ConfigError
 from shared.identity import WorkerRole
-from shared.rpc.convert import groups_of, role_from_proto, step_times_from_proto
+from shared.rpc.convert import groups_of, roles_from_proto, step_times_from_proto
 from shared.rpc.pb.tandem.v1 import inference_pb2
 from shared.settings.common import Mode
 
@@ -30,7 +30,7 @@ def measured_cluster(place: str, api_key: str) -> MeasuredCluster:
     text = _fetched(place, api_key) if place.startswith(("http://", "https://")) else _read(place)
     try:
         status = ParseDict(json.loads(text), inference_pb2.ClusterStatus(), ignore_unknown_fields=True)
-    except (ValueError, ParseError) as error:
+    except (ValueError, TypeError, AttributeError, RecursionError, ParseError) as error:  # the parsers' own too
         raise ConfigError(f"--measured: {place} is not the status of a cluster: {error}", field="measured") from error
     if status.models:
         raise ConfigError(
@@ -67,9 +67,14 @@ def _fetched(place: str, api_key: str) -> str:
 def _cluster(status: inference_pb2.ClusterStatus) -> MeasuredCluster:
     from loadtest.simulator.prediction import MeasuredCluster
 
+    workers = [_worker(worker) for worker in status.workers if worker.connected]
+    prefills = status.mode != "disaggregated" or any(worker.prefills for worker in workers)
+    if not prefills or not any(worker.decodes for worker in workers):
+        missing = "decodes" if prefills else "prefills"
+        raise ConfigError(f"--measured: no worker that {missing} is connected", field="measured")
     return MeasuredCluster(
         _MODES[status.mode],
-        [_worker(worker) for worker in status.workers if worker.connected],
+        workers,
         status.window.ttft_target_ms / 1e3,
         status.window.tpot_target_ms / 1e3,
         status.refused_above_ms / 1e3,
@@ -80,7 +85,9 @@ def _cluster(status: inference_pb2.ClusterStatus) -> MeasuredCluster:
 def _worker(worker: inference_pb2.WorkerStatus) -> MeasuredWorker:
     from loadtest.simulator.prediction import MeasuredWorker
 
-    load, roles = worker.load, {role_from_proto(role) for role in worker.roles or [worker.role]}
+    load, roles = worker.load, roles_from_proto(worker.roles or [worker.role])
+    if not roles:
+        raise ConfigError(f"--measured: worker {worker.worker.name!r} has no role", field="measured")
     groups = groups_of(worker)
     num_tokens = min(groups.max_tokens(load.num_total_blocks), load.num_total_blocks * groups.block_size)
     return MeasuredWorker(

@@ -184,14 +184,13 @@ class _Run:
         self._num_dropped[target], self._num_running[target] = message.num_dropped, message.num_running
         if len(self._num_running) == self._num_targets:
             self._begun.set()
-        for request in message.requests:
-            if self._trace.num_requests == self._settings.max_requests:
-                self._stop.set()
-                self._leave.set()
-                return
-            self._trace.add(request)
         self._trace.num_dropped = sum(self._num_dropped.values())
         self._trace.num_running = sum(self._num_running.values())
+        for request in message.requests[: self._settings.max_requests - self._trace.num_requests]:
+            self._trace.add(request)
+        if self._trace.num_requests == self._settings.max_requests:
+            self._stop.set()
+            self._leave.set()
 
     async def _show(self) -> None:
         """A line when all record; on a terminal another one, which is written over."""

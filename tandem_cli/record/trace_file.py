@@ -13,6 +13,8 @@ from shared.rpc.pb.tandem.v1 import fleet_pb2
 
 MOONCAKE_BLOCK = 512
 """Tokens of an id where a line does not say another number."""
+_OTHER_FORMATS = (".csv", ".gz")
+"""What readers of traces take a file for by its name."""
 
 
 def cluster_file(trace: Path) -> Path:
@@ -38,7 +40,9 @@ class TraceFile:
         self._outcomes: dict[str, int] = {}
 
     def __enter__(self) -> Self:
-        """Raises ConfigError where the trace is there already, or cannot be written."""
+        """Raises ConfigError where the trace is there already, cannot be written, or has another format's name."""
+        if self.path.suffix.lower() in _OTHER_FORMATS:
+            raise ConfigError(f"--out: the trace is JSON lines, not {self.path.suffix}: name it .jsonl", field="out")
         if self.path.exists():
             raise ConfigError(f"--out: {self.path} is there already; name another file", field="out")
         try:

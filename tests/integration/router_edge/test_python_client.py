@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
+import re
+from collections import deque
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from services.router.dispatch.request import FinishReason
-from shared.errors import ConfigError, DeadlineExceeded, Overloaded, Unauthenticated, WorkerLost
-from tandem import Answer, AsyncTandemClient, ClientTls, TandemClient
+from shared.errors import Cancelled, ConfigError, DeadlineExceeded, Overloaded, Unauthenticated, WorkerLost
+from tandem import Answer, AsyncAnswerStream, AsyncTandemClient, ClientTls, TandemClient
 from tandem.failures import RouterLost
 from tandem.router_choice import Targets
 from tests.integration.router_edge.conftest import Edge, StartEdge
 from tests.tls_files import Authority
 from tests.unit.router.edge.scripted_core import text_steps
 from tests.waiting import DEADLINE_S
+
+GUIDE = Path(__file__).parents[3] / "docs" / "guides" / "clients.md"
 
 Generate = Callable[..., Any]
 
@@ -81,6 +87,21 @@ async def test_an_answer_goes_on_where_another_router_can(start_edge: StartEdge,
     assert (first.request_id, first.sampling) == (second.request_id, second.sampling)  # the drawn seed too
 
 
+async def test_another_process_continues_an_answer_with_what_the_guide_says_to_keep(edge: Edge) -> None:
+    (kept,) = re.findall(r"another process\nleft: (.+?) are all that", GUIDE.read_text())
+    steps = text_steps(edge.tokenizer, "one two three", FinishReason.STOP)
+    edge.core.script = lambda request: [steps[0], asyncio.Event()]
+    async with AsyncTandemClient([edge.grpc_address]) as client:
+        async with client.stream("hi", temperature=0.5) as stream:
+            await anext(stream)
+        had = Answer(**{name: getattr(stream.answer, name) for name in re.findall(r"(\w+)`", kept)})
+        edge.core.script = lambda request: steps[len(request.resumed_token_ids) :]
+        async with client.stream("hi", resume=had, temperature=0.5) as rest:
+            assert "".join([delta.text async for delta in rest]) == "one two three".removeprefix(had.text)
+    first, second = edge.core.requests
+    assert (second.request_id, second.sampling) == (first.request_id, first.sampling)
+
+
 @both
 async def test_typed_errors_reach_the_caller_behind_what_came(start_edge: StartEdge, generate: Generate) -> None:
     edge = await start_edge(api_keys=["sesame"])
@@ -114,7 +135,7 @@ async def test_tls(start_edge: StartEdge, tmp_path: Path, generate: Generate) ->
     edge = await start_edge(tls=authority.settings("router"))
     edge.says("hello")
     cert, key = authority.issue("client")
-    trusted = ClientTls(ca=authority.cert, cert=cert, key=key)
+    trusted = ClientTls(ca=str(authority.cert), cert=cert, key=key)
     (answer,) = await generate([edge.grpc_address], "hi", settings={"tls": trusted})
     assert answer.text == "hello"
     for stranger in (None, ClientTls(ca=authority.cert)):
@@ -125,7 +146,7 @@ async def test_tls(start_edge: StartEdge, tmp_path: Path, generate: Generate) ->
 
 
 async def test_closing_a_stream_early_frees_its_request(edge: Edge) -> None:
-    edge.core.script = lambda request: [*text_steps(edge.tokenizer, "ab")[:1], asyncio.Event()]
+    edge.core.script = lambda request: [text_steps(edge.tokenizer, "one two")[0], asyncio.Event()]
     async with AsyncTandemClient([edge.grpc_address]) as client:
         async with client.stream("hi") as stream:
             assert (await anext(stream)).token_ids
@@ -140,14 +161,66 @@ async def test_closing_a_stream_early_frees_its_request(edge: Edge) -> None:
         await edge.closed(index)
 
 
+async def test_a_stream_that_is_dropped_frees_its_requests(edge: Edge) -> None:
+    edge.core.script = lambda request: [text_steps(edge.tokenizer, "one two")[0], asyncio.Event()]
+    with TandemClient([edge.grpc_address]) as client:
+        await asyncio.to_thread(lambda: deque(islice(client.stream("hi", n=2), 2)))
+        for index in (0, 1):
+            await edge.closed(index)
+    async with AsyncTandemClient([edge.grpc_address]) as other:
+        stream = other.stream("hi", n=2)
+        assert {(await anext(stream)).index, (await anext(stream)).index} == {0, 1}
+        del stream
+        for index in (2, 3):
+            await edge.closed(index)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+async def test_a_client_that_is_closed_ends_its_streams(edge: Edge, n: int) -> None:
+    edge.core.script = lambda request: [text_steps(edge.tokenizer, "one two")[0], asyncio.Event()]
+
+    async def read(stream: AsyncAnswerStream) -> None:
+        async for _ in stream:
+            pass
+
+    client = AsyncTandemClient([edge.grpc_address])
+    stream = client.stream("hi", n=n)
+    for _ in range(n):
+        await anext(stream)
+    reader = asyncio.create_task(read(stream))
+    await client.close()
+    for late in (reader, client.generate("hi"), client.status()):
+        with pytest.raises(Cancelled, match="the client is closed"):
+            await asyncio.wait_for(late, DEADLINE_S)
+    for index in range(n):
+        await edge.closed(index)
+    assert (len(edge.core.requests), client._channels) == (n, {})
+
+
+@pytest.mark.parametrize("n", [1, 2])
+async def test_a_client_of_threads_that_is_closed_ends_its_streams(edge: Edge, n: int) -> None:
+    edge.core.script = lambda request: [text_steps(edge.tokenizer, "one two")[0], asyncio.Event()]
+    client = TandemClient([edge.grpc_address])
+    stream = client.stream("hi", n=n)
+    await asyncio.to_thread(deque, islice(stream, n))
+    reader = asyncio.to_thread(deque, stream)
+    client.close()
+    for late in (reader, asyncio.to_thread(client.generate, "hi"), asyncio.to_thread(client.status)):
+        with pytest.raises(Cancelled, match="the client is closed"):
+            await asyncio.wait_for(late, DEADLINE_S)
+    for index in range(n):
+        await edge.closed(index)
+    assert (len(edge.core.requests), client._channels) == (n, {})
+
+
 async def test_status_comes_from_the_router_that_answers(edge: Edge) -> None:
     targets = ["127.0.0.1:1", edge.grpc_address]
     async with AsyncTandemClient(targets, rng=first_at(targets)) as client:
-        assert (await client.status()).router_name == "router-0"
+        assert (await client.status(timeout_s=math.inf)).router_name == "router-0"
 
     def ask() -> str:
         with TandemClient(targets, rng=first_at(targets)) as client:
             assert client.explain("r").request_id == "r"
-            return client.status().router_name
+            return client.status(timeout_s=math.inf).router_name
 
     assert await asyncio.to_thread(ask) == "router-0"

@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 
-from shared.errors import TandemError
+from shared.errors import NotFound, TandemError
 from shared.rpc.errors import ERROR_TRAILER, to_proto
 from shared.rpc.pb.tandem.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 
@@ -51,6 +51,7 @@ class ScriptedRouter(inference_pb2_grpc.InferenceServiceServicer):
     breaks_after: int = 0  # so does a first call, after this many responses; 0 = it does not
     status_fails: bool = True  # `error` and `breaks` hold for GetStatus too
     status: inference_pb2.ClusterStatus = field(default_factory=inference_pb2.ClusterStatus)
+    remembers: tuple[str, ...] = ()  # requests that it explains
     requests: list[inference_pb2.GenerateRequest] = field(default_factory=list)
     metadata: list[dict[str, Any]] = field(default_factory=list)
     target: str = ""
@@ -82,6 +83,14 @@ class ScriptedRouter(inference_pb2_grpc.InferenceServiceServicer):
         if self.status_fails:
             self._fail(context)
         return self.status
+
+    def Explain(  # noqa: N802
+        self, request: inference_pb2.ExplainRequest, context: grpc.ServicerContext
+    ) -> inference_pb2.Explanation:
+        if request.request_id not in self.remembers:
+            self.error = NotFound(f"request {request.request_id} is not remembered here")
+            self._fail(context)
+        return inference_pb2.Explanation(request_id=request.request_id)
 
     def _fail(self, context: grpc.ServicerContext) -> None:
         if self.breaks:

@@ -134,6 +134,15 @@ def test_stats_show_tiers_tenants_pins_and_what_fails(tandem: RunTandem, cache: 
     assert "system acme host 4 1" in lines
 
 
+def test_names_are_shown_as_they_are(tandem: RunTandem, cache: ScriptedCache) -> None:
+    stats = cache.stats.nodes[0].stats
+    stats.node_name, stats.tenants[0].tenant, stats.pins[0].name = "[fd00::1]:50052", "[/b]", "[/INST] Sure"
+    lines = [" ".join(line.split()) for line in tandem("cache", "stats").out.splitlines()]
+    assert "[fd00::1]:50052 host 3.0 MiB 4.0 MiB 75 % 3 17 9 6 0 0 1.0 MiB of 1.0 MiB 0 B 0" in lines
+    assert "[/b] - - - - - - 2.0 MiB of 2.0 MiB - 2 11 5" in lines
+    assert "[/INST] Sure acme host 4 1" in lines
+
+
 def test_stats_as_json_hold_everything(tandem: RunTandem, cache: ScriptedCache) -> None:
     told = json.loads(tandem("cache", "stats", "--json").out)
     assert told["nodes"][0]["stats"]["tiers"][1]["failure"] == "[Errno 28] No space left"
@@ -174,6 +183,8 @@ def test_what_cannot_be_pinned_is_said_in_a_line(tandem: RunTandem, cache: Scrip
     result = tandem("cache", "pin", "@/nowhere/prefix")
     assert (result.status, "cannot be read from /nowhere/prefix" in result.err) == (2, True)
     assert tandem("cache", "pin", "x", "--raw", "--system").status == 2
+    result = tandem("cache", "pin", "5000000000", "--token-ids")
+    assert (result.status, "below 2**32, got '5000000000'" in result.err) == (2, True)
     cache.error = InvalidRequest("the prefix takes 9 bytes, more than pins leave", field="prefix")
     result = tandem("cache", "pin", "x")
     assert (result.status, result.err) == (2, "tandem: the prefix takes 9 bytes, more than pins leave\n")

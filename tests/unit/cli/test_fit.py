@@ -16,6 +16,7 @@ from shared.model.families.registry import load_config
 from shared.model.layers.head import HeadParameters
 from shared.model.layers.parameters import DecoderParameters
 from shared.sizing.shapes import KEPT_STATES
+from tandem_cli.fit.measured_cluster import measured_cluster
 from tandem_cli.fit.shape import shape_of
 from tandem_cli.quantities import count_of, seconds_of
 from tests.demo import DEMO
@@ -235,6 +236,29 @@ def test_a_trace_and_a_cluster_that_cannot_be_read_are_named(tandem: RunTandem, 
     done = tandem("fit", *arguments)
     assert (done.status, done.out) == (2, "")
     assert named in done.err
+
+
+@pytest.mark.parametrize(
+    ("status", "says"),
+    [
+        *((text, "is not the status of a cluster") for text in ("5", "null")),
+        ("[]", "names no workers"),
+        pytest.param("[" * 100_000, "is not the status of a cluster", id="deep"),
+        ('{"mode": "auto", "workers": 5}', "is not the status of a cluster"),
+        ('{"mode": "auto", "workers": [{"connected": true, "worker": {"name": "w"}}]}', "worker 'w' has no role"),
+        ('{"mode": "auto", "workers": [{"role": "WORKER_ROLE_DECODE"}]}', "no worker that decodes is connected"),
+        (
+            '{"mode": "disaggregated", "workers": [{"connected": true, "role": "WORKER_ROLE_DECODE"}]}',
+            "no worker that prefills is connected",
+        ),
+    ],
+)
+def test_a_status_without_workers_that_serve_is_named(tmp_path: Path, status: str, says: str):
+    path = tmp_path / "status.json"
+    path.write_text(status)
+    with pytest.raises(ConfigError, match=says) as refused:
+        measured_cluster(str(path), "")
+    assert refused.value.field == "measured"
 
 
 def test_adapters_take_memory_and_are_asked_of_the_chart(tandem: RunTandem, tmp_path: Path):

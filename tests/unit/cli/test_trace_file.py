@@ -11,6 +11,7 @@ from loadtest.simulator.prediction import read_served
 from loadtest.workloads.trace_json import read_json_trace
 from shared.errors import ConfigError
 from shared.rpc.pb.tandem.v1 import fleet_pb2
+from tandem_cli.record.command import _Run, _Settings
 from tandem_cli.record.trace_file import TraceFile
 
 
@@ -73,5 +74,21 @@ def test_nothing_is_written_over_and_nothing_is_left_of_an_empty_recording(tmp_p
     with pytest.raises(ConfigError, match="already") as refused, TraceFile(path, 16):
         pass
     assert (refused.value.field, path.read_text()) == ("out", "mine")
+    for name in ("t.csv", "t.jsonl.gz"):
+        with pytest.raises(ConfigError, match="the trace is JSON lines"), TraceFile(tmp_path / name, 16):
+            pass
     with pytest.raises(ConfigError, match="cannot write"), TraceFile(tmp_path / "none" / "t", 16):
         pass
+
+
+def test_a_recording_ends_at_its_last_request_and_tells_what_it_left_out(tmp_path: Path) -> None:
+    with TraceFile(tmp_path / "trace.jsonl", 16) as trace:
+        run = _Run(trace, _Settings(None, 60.0, 2, 16, ""), 1)
+        run._take("a:1", fleet_pb2.RecordedRequests(requests=[recorded(0.0, 16, 8)]))
+        assert not run._leave.is_set()
+        two = [recorded(1.0, 16, 8), recorded(2.0, 16, 8)]
+        run._take("a:1", fleet_pb2.RecordedRequests(requests=two, num_dropped=5, num_running=3))
+        assert run._leave.is_set()
+        summary = trace.finish()
+    for part in ("2 requests over 1 s", "3 that still ran are left out", "5 were dropped"):
+        assert part in summary

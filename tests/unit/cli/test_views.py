@@ -10,8 +10,7 @@ from rich.console import Console
 
 from shared.errors import Overloaded
 from shared.rpc.pb.tandem.v1 import inference_pb2, types_pb2
-from tandem import NotFound
-from tandem_cli.explain import candidate_table, explanation_of, summary_line
+from tandem_cli.explain import candidate_table, request_id_of, summary_line
 from tandem_cli.top import Frame, Steps
 from tests.unit.cli.conftest import RunTandem
 from tests.unit.cli.scripted_router import ScriptedRouter
@@ -69,6 +68,13 @@ def test_the_table_has_a_row_for_each_worker(tandem: RunTandem, router: Scripted
     assert "queue 3 of 1024, running 2, finished 40, failed 1" in result.out
     assert "prefix hits 25 % of 1000 prompt tokens" in result.out
     assert "store" not in result.out
+
+
+def test_an_address_of_ipv6_is_shown_as_it_is(tandem: RunTandem, router: ScriptedRouter) -> None:
+    router.status = some_status()
+    router.status.workers[0].worker.name = router.status.workers[0].address = "[fd00::1]:50052"
+    assert tandem("status").out.count("[fd00::1]:50052") == 2
+    assert "[fd00::1]:50052" in tandem("top", "--once").out
 
 
 def test_a_cache_in_another_dtype_is_named(tandem: RunTandem, router: ScriptedRouter) -> None:
@@ -304,24 +310,14 @@ def test_nothing_at_the_target_is_said_before_the_first_question(tandem: RunTand
     assert "start a cluster with `tandem serve`" in result.err
 
 
-async def test_an_answers_id_is_explained_as_its_request_is() -> None:
-    asked: list[str] = []
-
-    class Router:
-        async def __aenter__(self) -> Router:
-            return self
-
-        async def __aexit__(self, *_: object) -> None:
-            pass
-
-        async def explain(self, request_id: str) -> inference_pb2.Explanation:
-            asked.append(request_id)
-            if request_id != "r-1":
-                raise NotFound("not remembered")
-            return inference_pb2.Explanation()
-
-    for answer_id in ("r-1", "chatcmpl-r-1", "cmpl-r-1", "resp_r-1", "msg_r-1"):
-        await explanation_of(Router(), answer_id)  # type: ignore[arg-type]
-        assert asked[-1] == "r-1"
-    with pytest.raises(NotFound):
-        await explanation_of(Router(), "r-2")  # type: ignore[arg-type]
+def test_a_request_is_explained_by_the_router_that_remembers_it(tandem: RunTandem, router: ScriptedRouter) -> None:
+    other = ScriptedRouter(remembers=("r-1",))
+    both = f"{router.target},{other.target}"
+    assert {request_id_of(f"{kind}r-1") for kind in ("", "chatcmpl-", "cmpl-", "resp_", "msg_")} == {"r-1"}
+    for answer_id in ("r-1", "chatcmpl-r-1"):
+        assert json.loads(tandem("explain", answer_id, "-t", both, "--json").out)["request_id"] == "r-1"
+    result = tandem("explain", "r-2", "-t", both)
+    assert (result.status, result.err) == (2, "tandem: request r-2 is not remembered here\n")
+    other.close()
+    result = tandem("explain", "r-2", "-t", both)
+    assert (result.status, f"nothing listens at {other.target}" in result.err) == (1, True)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import random
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from services.router.dispatch.request import Request
@@ -23,10 +25,10 @@ from shared.errors import (
     WorkerLost,
 )
 from shared.rpc.pb.tandem.v1 import inference_pb2, types_pb2
-from tandem import Answer
+from tandem import Answer, TandemClient
 from tandem.conversation import Conversation
 from tandem.failures import RouterLost
-from tandem.options import metadata_of, requests_of
+from tandem.options import deadline_of, metadata_of, requests_of
 from tandem.router_choice import MAX_PAUSE_S, Targets, pause_s
 
 LOST = RouterLost("gone")
@@ -35,7 +37,7 @@ LOST = RouterLost("gone")
 def conversation(targets: Targets | None = None, **limits) -> Conversation:
     given = {"timeout_s": None, "retry_for_s": 30.0, **limits}
     (request,) = requests_of("hi", 1, {"request_id": "r"})
-    return Conversation(request, targets or Targets(["a:1", "b:2"], random.Random(1)), random.Random(1), now=0, **given)
+    return Conversation(request, targets or Targets(["a:1", "b:2"], random.Random(1)), random.Random(1), **given)
 
 
 def message(text: str, *token_ids: int, **fields) -> inference_pb2.GenerateResponse:
@@ -97,6 +99,23 @@ def test_the_deadline_holds_over_all_calls() -> None:
         talk.failed(LOST, 9.99)
     with pytest.raises(DeadlineExceeded):
         talk.call(10.0)
+
+
+def test_the_clock_starts_at_the_first_call() -> None:
+    talk = conversation(timeout_s=10.0)
+    assert talk.call(100.0).timeout_s == 10.0
+    talk.take(message("a", 5), 101.0)
+    assert talk.answer.ttft_ms == 1000.0
+    talk.failed(LOST, 109.0)
+
+
+def test_what_another_client_took_does_not_count_in_the_time_per_token() -> None:
+    talk = conversation(resume=Answer("r", text="abc", token_ids=[5, 6, 7], num_calls=1))
+    talk.call(1000.0)
+    talk.take(message("d", 8), 1001.0)
+    talk.take(message("e", 9), 1002.0)
+    talk.take(message("f", 10, finish_reason=types_pb2.FINISH_REASON_STOP), 1004.0)
+    assert talk.answer.tpot_ms == 1500.0
 
 
 @pytest.mark.parametrize("error", [Overloaded("full", retry_after_s=3.0), QuotaExceeded("enough", retry_after_s=3.0)])
@@ -205,12 +224,41 @@ def test_hints_are_metadata() -> None:
         ("seed", "x", 1, {"seed": 2**64}),
         ("ids", [2**32], 1, {}),
         ("content", [{"role": "user", "content": 3}], 1, {}),
+        ("content", [{"role": "user", "content": [{"type": "text", "text": "hi"}]}], 1, {}),
+        ("text", [{"role": "user", "text": "hi"}], 1, {}),
+        ("tool_call_id", [{"role": "tool", "content": "4", "tool_call_id": "c"}], 1, {}),
+        ("stop", "x", 1, {"stop": 3}),
+        ("model", "x", 1, {"model": ["m"]}),
+        ("max_tokens", "x", 1, {"max_tokens": 1.5}),
+        ("request_id", "x", 1, {"request_id": 5}),
     ],
 )
 def test_what_cannot_be_sent_is_named(field, prompt, n, options) -> None:
     with pytest.raises(InvalidRequest) as caught:
         requests_of(prompt, n, options)
     assert caught.value.field == field
+
+
+def test_numbers_of_numpy_are_sent() -> None:
+    options = {"max_tokens": np.int64(3), "temperature": np.float32(0.5), "stop_token_ids": np.array([7])}
+    (request,) = requests_of(np.array([4, 5]), 1, options)  # type: ignore[arg-type]
+    sampling = request.sampling
+    assert (list(request.tokens.ids), sampling.max_tokens, sampling.temperature) == ([4, 5], 3, 0.5)
+    assert list(sampling.stop_token_ids) == [7]
+
+
+def test_fields_of_a_message_that_are_none_are_not_sent() -> None:
+    (request,) = requests_of([{"role": "assistant", "content": "hi", "tool_calls": None}], 1, {})  # type: ignore[list-item]
+    assert request.chat.messages[0].content == "hi"
+
+
+def test_a_time_without_end_is_no_deadline() -> None:
+    assert [deadline_of(time_s) for time_s in (None, math.inf, 1e12)] == [None] * 3
+    assert deadline_of(np.float32(1.5)) == 1.5
+    for wrong in (math.nan, "5"):
+        with pytest.raises(InvalidRequest) as caught:
+            TandemClient(["a:1"]).stream("x", timeout_s=wrong)
+        assert caught.value.field == "timeout_s"
 
 
 def test_metadata_that_cannot_be_sent_is_named() -> None:

@@ -169,6 +169,7 @@ def test_a_trace_that_does_not_say_how_it_was_served_is_none(tmp_path: Path) -> 
     path = tmp_path / "trace.jsonl"
     path.write_text(json.dumps(line) + "\n")
     assert read_served(path) is None
+    assert [read_served(Path(name)) for name in ("azure.CSV", "azure.csv.gz")] == [None, None]
     path.write_text(json.dumps({**line, "outcome": "finished", "ttft_ms": "x"}) + "\n")
     with pytest.raises(ConfigError, match="line 1"):
         read_served(path)

@@ -8,12 +8,12 @@ import os
 import signal
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from services.local.cluster import LocalCluster
-from services.local.spec import ClusterSpec
+from services.local.spec import ClusterSpec, RouterPlace
 from services.router.dispatch.dispatcher import Dispatcher
 from services.router.dispatch.prefix_lookup import PrefixLookup
 from services.router.dispatch.request import Request
@@ -41,7 +41,7 @@ HOST_BYTES = 1 << 26
 class Headless(LocalCluster):
     """Starts no router: the test's own is the only one. It remembers where everything is."""
 
-    async def _start_routers(self, kvstore: str) -> None:
+    async def _start_routers(self, routers: Sequence[RouterPlace], kvstore: str) -> None:
         self.kvstore_address = kvstore
         self.workers: dict[WorkerRole, dict[str, str]] = {WorkerRole.PREFILL: {}, WorkerRole.DECODE: {}}
         for plan in self._workers:

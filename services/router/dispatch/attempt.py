@@ -84,10 +84,10 @@ class Attempt:
         self._num_senders = 1  # prefill workers so far
         self._sender_id = active.wire_id  # the request's name there
         self._reserved: worker_pb2.Reserved | None = None  # the decode worker's answer to the newest question
-        self._heard, self._pairs = heard, pairs
+        self._heard = heard
+        self._pairs = pairs
         self._hearing: asyncio.Task[None] | None = None  # ends the states `HELD`
         self._early: list[types_pb2.SequenceTokens] = []  # steps that overtook the first token
-        self._awaits_trailer = False  # the decode worker does, of an answer that its first token has ended
         self._loop = asyncio.get_running_loop()
         self._over: asyncio.Future[None] = self._loop.create_future()
         self._error: Exception | None = None
@@ -170,17 +170,17 @@ class Attempt:
             self._hearing.cancel()
         if self._move is not None:
             self._move.end()
-        prefill, holders, peer = self._prefill, HOLDERS[self._active.state], ""
+        prefill = self._prefill
+        holders = HOLDERS[self._active.state]
+        sending = prefill is not None and Holder.PREFILL in holders and prefill.connected
+        sending = sending and not isinstance(self._error, PeerUnreachable)  # else no trailer comes
         if prefill is not None:
             prefill.close(self._sender_id)
-            is_sending = Holder.PREFILL in holders or self._awaits_trailer
-            if is_sending and prefill.connected and not isinstance(self._error, PeerUnreachable):  # else none comes
-                peer = prefill.name
-                if not self._awaits_trailer:
-                    prefill.cancel(self._sender_id, peer=self.decode.name if self.decode.connected else "")
+            if sending:
+                prefill.cancel(self._sender_id, peer=self.decode.name if self.decode.connected else "")
         self.decode.close(self._seat.name)
-        if Holder.DECODE in holders or self._awaits_trailer:  # what arrives is kept all the same
-            self.decode.cancel(self._seat.name, peer=peer)
+        if Holder.DECODE in holders:
+            self.decode.cancel(self._seat.name, peer=prefill.name if sending and prefill is not None else "")
 
     def _reserve(self) -> None:
         decode, is_alone = self.decode, self._prefill is None
@@ -383,7 +383,6 @@ class Attempt:
         if not active.num_output_tokens:
             active.on_first_token(tokens)
         active.emit(tokens)
-        self._awaits_trailer = active.state is _FINISHED and self._prefill is not None
 
     def _learn(self, tokens: types_pb2.SequenceTokens, now: float) -> None:
         on_worker_s = (tokens.prefill_queue_ms + tokens.prefill_compute_ms) / 1e3

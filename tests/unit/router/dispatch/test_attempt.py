@@ -10,7 +10,6 @@ import pytest
 from services.router.dispatch.record import RequestState
 from services.router.placement.views import NO_WORK, Work
 from shared.errors import Overloaded, TransferFailed, WorkerLost
-from shared.rpc.pb.tandem.v1 import types_pb2
 from tests.unit.router.dispatch.attempt_rig import AHEAD, PROMPT, Rig
 
 
@@ -208,17 +207,6 @@ async def test_an_early_end_tells_exactly_those_who_hold_something(phase: str, t
     assert ("close", "r#1.1") in rig.prefill.calls
     assert ("close", "r#1.1") in rig.decode.calls
     rig.running.cancel()
-
-
-@pytest.mark.parametrize("connected", [True, False])
-async def test_a_decode_worker_waits_for_no_lost_trailer_of_an_answer_that_its_first_token_ended(connected) -> None:
-    rig = Rig(max_tokens=1)
-    await rig.submitted()
-    rig.prefilled(5, finish_reason=types_pb2.FINISH_REASON_LENGTH)
-    rig.prefill.connected = connected
-    assert await rig.ended() is None
-    assert ("cancel", "r#1.1", {"peer": "p0" if connected else ""}) in rig.decode.calls
-    assert not any(call[0] == "cancel" for call in rig.prefill.calls), "it sends what it has to the end"
 
 
 async def test_a_lost_worker_is_neither_told_nor_waited_for() -> None:

@@ -21,7 +21,7 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
 
     A dataclass's field has the option as its annotation (`Annotated` with a typer.Option); of settings the docstring is
     the help, and bounds are checked where the settings are built. The default is the option's. The command gets the
-    groups, made of the options' values; where it takes the `context`, settings that nobody gave are left unset.
+    groups, made of the options' values; where it takes the `context`, settings whose option was not given are left out.
     """
     hints = get_type_hints(command, include_extras=True)
     parts = {name: hint for name, hint in hints.items() if isinstance(hint, type) and _is_group(hint)}

@@ -49,7 +49,8 @@ class Executor:
         may_act: Callable[[], bool],
         failed: Callable[[TandemError], None],
     ) -> None:
-        """`failed` is told why a worker could not be drained, or that be taken back; the next step tries again."""
+        """`failed` is called with the error of each worker that could not be drained, or taken back from it; the next
+        step tries again."""
         self._config, self._names, self._drain_timeout_s = config, pools, drain_timeout_s
         self._calls, self._sources, self._may_act, self._failed = calls, sources, may_act, failed
 
@@ -96,9 +97,9 @@ class Executor:
         gone = min(surplus, max(0, replicas - num_pods))  # replicas without a Pod go first: nothing to drain
         num_victims = surplus - gone
         marked = [pod for pod in pool.pods if pod.victim]
-        marked.sort(key=lambda pod: not self._may_go(pod, workers, epoch_s))
-        num_idle = sum(self._may_go(pod, workers, epoch_s) for pod in marked)
-        num_going = min(num_idle, max(0, num_pods - replicas))  # their replicas went before, the controller is behind
+        idle = [pod for pod in marked if self._may_go(pod, workers, epoch_s)]
+        marked = idle + [pod for pod in marked if pod not in idle]
+        num_going = min(len(idle), max(0, num_pods - replicas))  # their replicas went before, the controller is behind
         victims = marked[: num_going + num_victims]
         await self._spare(marked[len(victims) :], pods, workers)
         chosen = choose_victims(pool.pods, workers, num_going + num_victims - len(victims))
@@ -106,7 +107,7 @@ class Executor:
             self.ensure_leads()
             await self._calls.mark_victim(pod.name, epoch_s)
         await self._drain([*victims, *chosen], pods, workers)
-        gone += min(num_idle - num_going, num_victims)
+        gone += min(len(idle) - num_going, num_victims)
         if gone:
             self.ensure_leads()
             await self._calls.scale(pool.name, replicas - gone)

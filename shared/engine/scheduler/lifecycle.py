@@ -68,7 +68,7 @@ class Lifecycle:
         """Sequences that left with more sealed blocks than a hand-off brought."""
         self.failed: list[SequenceFailed] = []
         self._refused = ""  # the sequence that found no room at its last try, …
-        self._refused_room = 0  # … the blocks that were free then beside what holders will take …
+        self._refused_room = 0  # … `_room` then: the blocks that are free beside what holders will take, …
         self._num_passed = 0  # … and plans since
 
     def start(self, sequence: EngineSequence) -> bool:
@@ -79,8 +79,7 @@ class Lifecycle:
             self.admission.check_batch(sequence, holders)
         except Overloaded:
             return False
-        room = self.pool.num_free - self.admission.growth(holders)
-        if self._is_refused(sequence, room):
+        if sequence.sequence_id == self._refused and self._is_in_vain():
             return False
         while True:
             # The last token is always computed, to have its logits.
@@ -90,7 +89,7 @@ class Lifecycle:
                 break
             except Overloaded:
                 if not self.beams.give_back():
-                    self._refused, self._refused_room, self._num_passed = sequence.sequence_id, room, 0
+                    self._refused, self._refused_room, self._num_passed = sequence.sequence_id, self._room, 0
                     return False
         self.sequences.run(sequence)
         sequence.num_found_tokens = 0
@@ -112,9 +111,14 @@ class Lifecycle:
             return False
         return True
 
-    def _is_refused(self, sequence: EngineSequence, room: int) -> bool:
-        """Whether a try would be in vain, as far as is known. Only while steps follow, by which that is seen again."""
-        if sequence.sequence_id != self._refused or room > self._refused_room or not self.sequences.running:
+    @property
+    def _room(self) -> int:
+        return self.pool.num_free - self.admission.growth(self.sequences.holders)
+
+    def _is_in_vain(self) -> bool:
+        """Whether another try of the refused sequence would be refused too, as far as is known. False where no step
+        follows after which that could be looked at again."""
+        if not self.sequences.running or self._room > self._refused_room:
             return False
         self._num_passed += 1
         return self._num_passed < TRY_AGAIN

@@ -79,8 +79,8 @@ class _Follower:
     def catch_up(self) -> None:
         """Takes in the tokens that came since the last call."""
         count = len(self.token_ids)
-        if (2 * count + 2) >> self._bits:
-            self._make_tables(count)
+        if (bits := (2 * count + 2).bit_length()) > self._bits:
+            self._make_tables(max(10, bits))
         if count - self._num_seen > MANY_TOKENS:
             self.at = 0
             self._enter(self._num_seen, count - 1)
@@ -142,9 +142,9 @@ class _Follower:
         if matched >= order:
             self.at, self._matched = before, matched
 
-    def _make_tables(self, count: int) -> None:
-        """Makes tables that have room for `count` tokens, with those that were seen."""
-        self._bits = max(10, (2 * count + 2).bit_length())
+    def _make_tables(self, bits: int) -> None:
+        """Makes tables with 2^bits entries, of the tokens that were seen."""
+        self._bits = bits
         self._tables = [array("i", bytes(4 << self._bits)) for _ in ORDERS]
         self._enter(0, self._num_seen)
 

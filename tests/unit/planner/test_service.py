@@ -99,7 +99,7 @@ async def planner(cluster: Cluster, monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
 
 async def ticks(planner: PlannerService, count: int = 3) -> None:
-    """Waits for so many whole ones."""
+    """Waits until that many ticks have ended that began after this call."""
     before = planner.state.num_ticks
     await until(lambda: planner.state.num_ticks > before + count)
 

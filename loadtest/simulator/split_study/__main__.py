@@ -55,6 +55,10 @@ def main(
     ] = None,
     jobs: Annotated[int, Option(help="processes")] = 1,
     seed: Annotated[int, Option()] = 0,
+    searched_seed: Annotated[
+        int | None,
+        Option(help="search nothing: the rates, and of each cell the best static system, that --runs has of that seed"),
+    ] = None,
 ) -> None:
     """Compare mode auto with the best static system of each cell: every split of two pools, and one pool with chunks of
     each size; and with one pool with chunks by time."""
@@ -66,7 +70,8 @@ def main(
     options = WorkerOptions(choice(model, "model", MODELS), choice(device, "device", GPUS), 1, steps=steps)
     fast = worker_spec(options, None, 0.0)
     name = f"{workers} {model} {device} {steps.stem if steps else 'roofline'}"
-    study = Study(Pool([fast] * workers, seed, name), Loads(traces, seconds, seed, lives), out, Runs(runs, commit()))
+    known = Runs(runs, commit())
+    study = Study(Pool([fast] * workers, seed, name), Loads(traces, seconds, seed, lives), out, known, searched_seed)
     mixes = [(workload, pair) for workload in chosen for pair in names(targets, "targets", TARGETS)]
     wanted = [] if loads == "none" else [Cell(*mix, load) for mix in mixes for load in decimals(loads, "loads")]
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as executor:

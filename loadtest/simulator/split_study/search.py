@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from loadtest.simulator.outcome import Targets
 from loadtest.simulator.simulation import COLLOCATED, STATIC
@@ -75,6 +76,12 @@ class Search:
         """The best of these alone."""
         return max(systems, key=self._goodput)
 
+    def best_known(self, seed: int) -> System | None:
+        """The static system that had the best goodput with the same load of another seed; None where none is known."""
+        key = {**self._key, "seed": seed}
+        known = {system: run for system in self._all if (run := self._known.find(key, system)) is not None}
+        return max(known, key=lambda system: known[system].goodput, default=None)
+
     def _climbs(self, starts: Sequence[System]) -> list[_Climb]:
         num_workers, is_known = len(self._pool.workers), bool(starts)
         known = {(start.policy, start.slow_first): start for start in starts}
@@ -82,8 +89,7 @@ class Search:
         for slow_first in self._orders:
             start = known.get((STATIC, slow_first))
             first = start.num_prefills if start is not None else self._likely_prefills()
-            values = [System(STATIC, number, slow_first=slow_first) for number in range(1, num_workers)]
-            climbs.append(_Climb(values, first - 1, max(1, num_workers // (16 if is_known else 8))))
+            climbs.append(_Climb(self._splits(slow_first), first - 1, max(1, num_workers // (16 if is_known else 8))))
         start = known.get((COLLOCATED, False))
         chunk = start.chunk if start is not None else FIRST_CHUNK
         values = [System(COLLOCATED, chunk=chunk) for chunk in CHUNKS]
@@ -106,7 +112,15 @@ class Search:
     @property
     def num_left_out(self) -> int:
         """Static systems that were not run."""
-        return len(self._orders) * (len(self._pool.workers) - 1) + len(CHUNKS) - len(self.fixed)
+        return len(self._all) - len(self.fixed)
+
+    @property
+    def _all(self) -> list[System]:
+        """Every static system."""
+        return [*chain.from_iterable(map(self._splits, self._orders)), *(System(COLLOCATED, chunk=c) for c in CHUNKS)]
+
+    def _splits(self, slow_first: bool) -> list[System]:
+        return [System(STATIC, number, slow_first=slow_first) for number in range(1, len(self._pool.workers))]
 
     @property
     def _orders(self) -> Sequence[bool]:

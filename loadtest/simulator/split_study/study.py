@@ -19,6 +19,7 @@ from loadtest.simulator.split_study.runs import Runs
 from loadtest.simulator.split_study.scenarios import turnover, two_speeds
 from loadtest.simulator.split_study.search import ATTAINED, Search, capacity, reach
 from loadtest.simulator.split_study.systems import Pool, System
+from shared.errors import ConfigError
 
 Rows = dict[str, Any]
 Mix = tuple[str, str]
@@ -30,9 +31,14 @@ GRAIN = 1.03
 class Study:
     """What was found, in its file after each cell."""
 
-    def __init__(self, pool: Pool, loads: Loads, out: Path | None, runs: Runs) -> None:
+    def __init__(
+        self, pool: Pool, loads: Loads, out: Path | None, runs: Runs, searched_seed: int | None = None
+    ) -> None:
+        """`searched_seed`: the seed whose runs say which rates and static systems are run; None: that is searched for.
+        A system that was the best of many with one seed is no luckier than others with another."""
         self.rows: dict[str, Rows] = {"cells": {}, "limits": {}, "scenarios": {}}
         self._pool, self._loads, self._out, self._runs = pool, loads, out, runs
+        self._searched_seed = searched_seed
 
     def run_cells(self, executor: ProcessPoolExecutor, cells: Sequence[Cell]) -> None:
         """First each mix's capacity, then its cells."""
@@ -41,7 +47,9 @@ class Study:
         running: dict[Cell, Future[Compared]] = {}
         for cell in cells:
             rate, starts = found[cell.workload, cell.targets].result()
-            running[cell] = executor.submit(run_cell, self._pool, self._loads, self._runs, cell, rate, starts)
+            running[cell] = executor.submit(
+                run_cell, self._pool, self._loads, self._runs, cell, rate, starts, self._searched_seed
+            )
         for cell, future in running.items():
             self._note("cells", cell.name, future.result())
 
@@ -73,7 +81,10 @@ class Study:
     def _capacities(
         self, executor: ProcessPoolExecutor, mixes: Sequence[Mix]
     ) -> dict[Mix, Future[tuple[float, list[System]]]]:
-        return {mix: executor.submit(find_capacity, self._pool, self._loads, self._runs, mix) for mix in mixes}
+        return {
+            mix: executor.submit(find_capacity, self._pool, self._loads, self._runs, mix, self._searched_seed)
+            for mix in mixes
+        }
 
     def _note(self, kind: str, name: str, compared: Compared, **more: object) -> None:
         print(
@@ -101,11 +112,17 @@ class Study:
             )
 
 
-def find_capacity(pool: Pool, loads: Loads, runs: Runs, mix: Mix) -> tuple[float, list[System]]:
-    """See `capacity`; as it is known, where it is."""
+def find_capacity(
+    pool: Pool, loads: Loads, runs: Runs, mix: Mix, searched_seed: int | None = None
+) -> tuple[float, list[System]]:
+    """See `capacity`; as it is known, where it is. Raises ConfigError where it is not, of `searched_seed`."""
     key = {**loads.key(pool, *mix, 0.0), "rate": None}
+    if searched_seed is not None:
+        key["seed"] = searched_seed
     found = runs.capacity(key)
     if found is None:
+        if searched_seed is not None:
+            raise _unknown(searched_seed, ", ".join(mix))
         workload, pair = mix
         found = capacity(
             pool,
@@ -125,9 +142,27 @@ def searched(pool: Pool, loads: Loads, runs: Runs, mix: Mix, rate: float) -> Sea
     return Search(pool, loads.targets(pair, workload), loads.requests(workload, rate), runs, key)
 
 
-def run_cell(pool: Pool, loads: Loads, runs: Runs, cell: Cell, rate: float, starts: Sequence[System]) -> Compared:
-    """See `compare`."""
-    return compare(searched(pool, loads, runs, (cell.workload, cell.targets), cell.load * rate), starts)
+def run_cell(
+    pool: Pool,
+    loads: Loads,
+    runs: Runs,
+    cell: Cell,
+    rate: float,
+    starts: Sequence[System],
+    searched_seed: int | None = None,
+) -> Compared:
+    """See `compare`. Raises ConfigError where `searched_seed` has no run of the cell."""
+    search = searched(pool, loads, runs, (cell.workload, cell.targets), cell.load * rate)
+    if searched_seed is None:
+        return compare(search, starts)
+    best = search.best_known(searched_seed)
+    if best is None:
+        raise _unknown(searched_seed, cell.name)
+    return compare(search, [best], is_searched=False)
+
+
+def _unknown(seed: int, name: str) -> ConfigError:
+    return ConfigError(f"--searched-seed {seed}: --runs has no search of {name}", field="searched_seed")
 
 
 def find_limits(

@@ -65,6 +65,20 @@ def test_a_cell_compares_auto_with_the_best_static_system_and_its_runs_are_kept(
     assert kept.read_text() == lines, "what is known is not run again"
     assert capsys.readouterr().out == printed
 
+    call(command.main, [*SMALL, "--runs", str(kept), "--seed", "1", "--searched-seed", "0"])
+    fresh = [json.loads(line) for line in kept.read_text().removeprefix(lines).splitlines()]
+    assert [one["seed"] for one in fresh] == [1, 1, 1]
+    assert sorted(one["system"] for one in fresh) == sorted([AUTO, "collocated, paced", row["best"]["system"]])
+    (capacity,) = [one["capacity"] for one in map(json.loads, lines.splitlines()) if "capacity" in one]
+    assert [one["rate"] for one in fresh] == [pytest.approx(0.7 * capacity, rel=1e-4)] * 3
+
+
+def test_a_seed_without_a_search_is_named(tmp_path):
+    with pytest.raises(ConfigError) as wrong:
+        call(command.main, [*SMALL, "--runs", str(tmp_path / "none.jsonl"), "--seed", "1", "--searched-seed", "0"])
+    assert wrong.value.field == "searched_seed"
+    assert "short, balanced" in str(wrong.value)
+
 
 def test_of_mode_auto_the_runs_of_other_code_do_not_count(tmp_path):
     path, key = tmp_path / "runs.jsonl", {"workload": "short", "rate": 3.0}

@@ -131,7 +131,7 @@ class DecodeRole:
             self._forget(sequence_id)
             self._host.engine.submit(AbortSequence(sequence_id))
         else:
-            item.reservation.cancelled, item.reservation.sender = True, sender
+            item.reservation.cancelled, item.reservation.sender = True, sender or item.reservation.sender
             if not sender_active or item.reservation.ended_by_cancel:
                 item.receiving.cancel()
 
@@ -211,7 +211,7 @@ class DecodeRole:
             num_arrived = item.reservation.look()
             if item.reservation.is_deserted:
                 item.receiving.cancel()
-            elif num_arrived is not None:
+            elif num_arrived is not None and not item.reservation.cancelled:
                 item.session.send(arrivals=worker_pb2.Arrivals(request_id=item.request_id, num_arrived=num_arrived))
 
     async def _receive(

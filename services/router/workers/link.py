@@ -306,7 +306,10 @@ class WorkerLink:
                 self._standing.acknowledged(event.reserved.request_id)
                 self._deliver(event.reserved.request_id, event.reserved)
             case "arrivals":
-                self._deliver(event.arrivals.request_id, event.arrivals)
+                if event.arrivals.request_id in self._receivers:
+                    self._deliver(event.arrivals.request_id, event.arrivals)
+                else:  # its first token was its last, and the trailer behind that may never come
+                    self.send(cancel=types_pb2.Cancel(request_id=event.arrivals.request_id, peer_active=True))
             case "failed":
                 self._deliver(event.failed.request_id, from_proto(event.failed.error))
             case "load":

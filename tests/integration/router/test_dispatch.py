@@ -75,6 +75,18 @@ async def test_a_first_token_that_ends_the_request_cancels_nothing():
         await running.aclose()
 
 
+async def test_a_hand_off_that_stands_still_behind_an_answers_only_token_is_given_up():
+    prefill, decode = prefill_worker(), decode_worker()
+    async with Router([prefill], [decode]) as router:
+        running = router.submit()
+        submit = await to_submit(prefill, decode)
+        await prefill.first_token(submit.request_id, 2, finish=STOP)
+        assert await read(running) == [2]
+        await decode.send(arrivals=worker_pb2.Arrivals(request_id=submit.request_id, num_arrived=1))
+        cancel = await decode.expect(types_pb2.Cancel)
+        assert (cancel.request_id, cancel.peer_active) == (submit.request_id, True), "a trailer may still come"
+
+
 async def test_collocated_reserves_with_prefill_here():
     decode = decode_worker()
     async with Router([], [decode]) as router:

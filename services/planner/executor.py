@@ -107,7 +107,12 @@ class Executor:
             self.ensure_leads()
             await self._calls.mark_victim(pod.name, epoch_s)
         await self._drain([*victims, *chosen], pods, workers)
-        gone += min(len(idle) - num_going, num_victims)
+        num_idle_going = min(len(idle) - num_going, num_victims)
+        if num_idle_going and len(victims) + len(chosen) > num_going + num_idle_going:  # others still have work
+            for pod in idle[: num_going + num_idle_going]:
+                self.ensure_leads()
+                await self._calls.mark_first_victim(pod.name)
+        gone += num_idle_going
         if gone:
             self.ensure_leads()
             await self._calls.scale(pool.name, replicas - gone)

@@ -10,7 +10,16 @@ from typing import Any
 
 from kubernetes.aio.client import ApiClient
 
-from services.planner.cluster.pods import COMPONENT, DELETION_COST, DRAINED_SINCE, INSTANCE, VICTIM_COST, Pod, pod_of
+from services.planner.cluster.pods import (
+    COMPONENT,
+    DELETION_COST,
+    DRAINED_SINCE,
+    FIRST_VICTIM_COST,
+    INSTANCE,
+    VICTIM_COST,
+    Pod,
+    pod_of,
+)
 from shared.errors import ClusterUnavailable
 from shared.kubernetes.access import ClusterAccess, refusal, status_message, typed_errors
 
@@ -60,8 +69,12 @@ class ClusterCalls:
         await self._call("PATCH", self._scale(pool), body, {"dryRun": "All"} if dry_run else {})
 
     async def mark_victim(self, pod: str, since_s: float) -> None:
-        """The Pod is the first to go when its Deployment shrinks."""
+        """The Pod goes before those without a mark when its Deployment shrinks."""
         await self._annotate(pod, {DELETION_COST: VICTIM_COST, DRAINED_SINCE: f"{since_s:.3f}"})
+
+    async def mark_first_victim(self, pod: str) -> None:
+        """A marked Pod goes before the other marked ones: they still have work."""
+        await self._annotate(pod, {DELETION_COST: FIRST_VICTIM_COST})
 
     async def spare_victim(self, pod: str) -> None:
         """Takes that back."""

@@ -16,6 +16,8 @@ POOL = "tandem-llm.io/pool"
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 """Annotation by which a ReplicaSet that shrinks deletes Pods, those with the least number first."""
 VICTIM_COST = "-1000"
+FIRST_VICTIM_COST = "-2000"
+"""Of one that has nothing left to do, while others that are to go have: a ReplicaSet must not take those for it."""
 DRAINED_SINCE = "tandem-llm.io/draining-since"
 """Seconds since the epoch at which a planner began to drain the Pod: a later leader continues the drain."""
 

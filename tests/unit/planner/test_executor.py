@@ -63,6 +63,9 @@ class Cluster:
     async def mark_victim(self, name: str, since_s: float) -> None:
         self.asked.append(("mark", name, since_s))
 
+    async def mark_first_victim(self, name: str) -> None:
+        self.asked.append(("first", name))
+
     async def spare_victim(self, name: str) -> None:
         self.asked.append(("spare", name))
 
@@ -103,6 +106,17 @@ async def test_the_least_harmful_is_marked_and_drained_and_its_replica_stays_unt
     for left in ({"num_running": 1}, {"num_waiting": 1}, {"num_queued_tokens": 1}):
         assert await cluster.step(2, pods, busy, status("b", draining=True, **left), queued) == []
     assert await cluster.step(2, pods, busy, status("b", draining=True), queued) == [("scale", "d", 2)]
+
+
+async def test_of_several_that_are_to_go_those_without_work_go_first() -> None:
+    """A ReplicaSet would else choose among those that drain by their age."""
+    pods = [pod("a"), victim("b"), victim("c")]
+    busy, idle = status("b", draining=True, num_running=1), status("c", draining=True)
+    assert await Cluster().step(1, pods, status("a"), busy, idle) == [("first", "c"), ("scale", "d", 2)]
+    behind = await Cluster().step(1, pods, status("a"), busy, idle, replicas=2)
+    assert behind == [], "its replica went before"
+    both = await Cluster().step(1, pods, status("a"), status("b", draining=True), idle)
+    assert both == [("scale", "d", 1)], "none has work"
 
 
 async def test_one_that_was_not_heard_to_drain_is_asked_again_and_does_not_go() -> None:
@@ -174,7 +188,7 @@ async def test_a_worker_that_no_router_drains_holds_up_nobody_and_goes_after_its
     asked = [("drain", "a"), ("drain", "b"), ("scale", "p", 4)]
     assert await cluster.step(1, pods, *found, prefill=4) == asked
     pods[0] = victim("a", NOW - DRAIN_S - 1.0)
-    assert await cluster.step(1, pods, *found, prefill=4) == [*asked[:2], ("scale", "d", 2), asked[2]]
+    assert await cluster.step(1, pods, *found, prefill=4) == [*asked[:2], ("first", "a"), ("scale", "d", 2), asked[2]]
     assert [type(error) for error in cluster.failures] == [NotFound] * 2
 
 

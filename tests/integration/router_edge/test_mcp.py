@@ -185,6 +185,20 @@ async def test_streamed_the_events_bring_the_same_items(start_edge: StartEdge, s
     assert [event.sequence_number for event in events] == list(range(len(events)))
 
 
+async def test_log_probabilities_are_those_of_the_turn_that_wrote_the_text(
+    start_edge: StartEdge, server: ToolServer
+) -> None:
+    edge = await started(start_edge, server)
+    answers(edge, CALL, "It is 4.")
+    body = {"tools": [tool(server, require_approval="never")], "include": ["message.output_text.logprobs"]}
+    answer = await ask(edge, **body)
+    (part,) = answer["output"][-1]["content"]
+    written = edge.tokenizer.encode("It is 4.", add_special_tokens=False)
+    assert [entry["token"] for entry in part["logprobs"]] == [
+        edge.tokenizer.token_text(token_id) for token_id in (*written, edge.tokenizer.eos_token_id)
+    ]
+
+
 async def test_by_default_a_call_waits_for_approval(start_edge: StartEdge, server: ToolServer) -> None:
     edge = await started(start_edge, server)
     answers(edge, CALL, "It is 4.", "Then not.")

@@ -114,7 +114,7 @@ async def test_input_items_come_back_in_pages(twin: list[Edge]) -> None:
     assert [item.content[0].text for item in found] == [f"turn {i}" for i in range(5)]  # type: ignore[union-attr]
     newest = await of(other).responses.input_items.list(response.id, limit=1)
     assert newest.data[0].content[0].text == "turn 4"  # type: ignore[union-attr]
-    for query in ("limit=0", "limit=x", "order=up", "after=msg_none"):
+    for query in ("limit=0", "limit=x", "limit=00000100999", f"limit={'1' * 5000}", "order=up", "after=msg_none"):
         answer = await one.client.get(f"{PATH}/{response.id}/input_items?{query}", headers={"x-api-key": "ka"})
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, query.partition("=")[0])
 

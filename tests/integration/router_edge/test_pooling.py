@@ -121,6 +121,12 @@ async def test_long_texts_are_cut_where_that_is_asked_for(edge: Edge) -> None:
     assert len(edge.core.pooled[0].token_ids) == 5
 
 
+async def test_the_longest_deadline_holds_for_prompts_that_are_read_alone(start_edge: StartEdge) -> None:
+    edge = await start_edge(pooling="last", request_timeout_s=5.0)
+    assert (await edge.client.post("/v1/embeddings", json={"input": "a"})).status_code == 200
+    assert [request.timeout_s for request in edge.core.pooled] == [5.0]
+
+
 async def test_a_model_that_embeds_nothing_is_refused_by_name(start_edge: StartEdge) -> None:
     edge = await start_edge()
     for path, body in (

@@ -163,7 +163,7 @@ class _Call:
         num_tokens = sum(map(len, prompts))
         self._account.charge(num_tokens)
         salt = chain_salt(settings.tenants, self._tenant, "")
-        timeout_s = settings.default_timeout_s
+        timeout_s = settings.deadline_s()
         asked = [
             PoolRequest(
                 f"{self.request_id}-{i}",

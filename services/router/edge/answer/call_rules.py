@@ -57,7 +57,7 @@ class CallRules:
                 alternatives.append(one(symbol, arguments.arguments()))
             except UnsupportedSchemaError as error:
                 raise UnsupportedSchemaError(f"tool {symbol}: {error}") from None
-            except (TypeError, AttributeError):
+            except (TypeError, AttributeError, ValueError):
                 raise UnsupportedSchemaError(f"tool {symbol}: what is no schema") from None
             rules.append(arguments.text)
         return f"tool: {' | '.join(alternatives)}\n{''.join(rules)}"
@@ -66,3 +66,17 @@ class CallRules:
 CallGrammar = Callable[[CallRules], str]
 """The rule `calls`, which matches all calls of an answer as a family writes them, and the rules that it needs. Raises
 UnsupportedSchemaError."""
+
+
+def moved(schema: Any, place: str) -> Any:
+    """A schema, or a part of one, with its references to what they name now that the whole stands at `place` of
+    another schema: `#/$defs/0`."""
+    if isinstance(schema, list):
+        return [moved(item, place) for item in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    parts = {key: moved(value, place) for key, value in schema.items()}
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and reference.startswith("#"):
+        parts["$ref"] = f"{place}{reference.removeprefix('#')}"
+    return parts

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from services.router.edge.answer.call_rules import CallRules
+from services.router.edge.answer.call_rules import CallRules, moved
 from services.router.edge.answer.families import CallFormat
 from services.router.edge.answer.python_rules import UnsupportedSchemaError, json_text
 from services.router.edge.answer.reasoning import Channels
@@ -120,7 +120,7 @@ def _answer_rule(answer: StructuredOutput) -> str:
 
 def _any_call_rule(tools: Sequence[Tool], arguments: str) -> str:
     call, definitions = _any_call(tools, arguments)
-    return _compact({**call, **({"$defs": definitions} if definitions else {})})
+    return _compact({**call, "$defs": definitions})
 
 
 def _compact(schema: dict[str, Any]) -> str:
@@ -138,40 +138,22 @@ def _list_of_calls(tools: Sequence[Tool], max_calls: int | None) -> dict[str, An
     schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": call}
     if max_calls is not None:
         schema["maxItems"] = max_calls
-    if definitions:
-        schema["$defs"] = definitions
-    return schema
+    return {**schema, "$defs": definitions}
 
 
 def _any_call(tools: Sequence[Tool], arguments: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A call's object, with its arguments under that name, and the definitions that it refers to."""
+    """A call's object, with its arguments under that name, and the schemas that it refers to: each tool's own."""
     calls: list[dict[str, Any]] = []
     definitions: dict[str, Any] = {}
     for i, (tool, parameters) in enumerate(_parameters(tools)):
-        for key in ("$defs", "definitions"):
-            for name, schema in (parameters.pop(key, None) or {}).items():
-                definitions[f"{i}.{name}"] = _moved(schema, i)
+        place = f"#/$defs/{i}"
+        definitions[str(i)] = moved(parameters, place)
         calls.append(
             {
                 "type": "object",
-                "properties": {"name": {"const": tool}, arguments: _moved(parameters, i)},
+                "properties": {"name": {"const": tool}, arguments: {"$ref": place}},
                 "required": ["name", arguments],
                 "additionalProperties": False,
             }
         )
     return {"anyOf": calls} if len(calls) > 1 else calls[0], definitions
-
-
-def _moved(schema: Any, tool: int) -> Any:
-    """A schema with its references to definitions where they now are: each tool's under names of its own."""
-    if isinstance(schema, list):
-        return [_moved(item, tool) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
-    moved = {key: _moved(value, tool) for key, value in schema.items()}
-    reference = schema.get("$ref")
-    if isinstance(reference, str):
-        for prefix in ("#/$defs/", "#/definitions/"):
-            if reference.startswith(prefix):
-                moved["$ref"] = f"#/$defs/{tool}.{reference.removeprefix(prefix)}"
-    return moved

@@ -154,6 +154,11 @@ CASES: list[tuple[Schema, list[dict[str, str]], list[dict[str, str]]]] = [
     ),
     (closed({"a": {"anyOf": [TEXT, {"type": "null"}]}}), [{"a": "null"}, {"a": "x"}], [{}]),
     ({"type": "object"}, [{}, {"a": "x", "b_2": "5"}], [{"2": "x"}]),
+    (
+        closed({"a": TEXT, "b": {"type": "array", "items": {"$ref": "#"}, "maxItems": 1}}, ["a"]),
+        [{"a": "x"}, {"a": "x", "b": '[{"a":"y","b":[]}]'}],
+        [{"a": "x", "b": "[[]]"}, {"a": "x", "b": "[{}]"}],
+    ),
 ]
 
 
@@ -238,6 +243,7 @@ def test_whatever_a_model_writes_under_the_rules_is_read_as_an_instance(
         (closed({f"a{i}": {"$ref": "#/$defs/n"} for i in range(40)}, **{"$defs": LARGE}), "arguments whose rules"),
         ({"type": "object", "required": [{}]}, "what is no schema"),
         ({"type": "object", "properties": 5}, "what is no schema"),
+        ({"type": "object", "properties": "x"}, "what is no schema"),
     ],
 )
 def test_what_rules_cannot_say_is_refused_by_name(name: str, schema: Schema, reason: str) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
+from unittest.mock import Mock
 
 import openai
 import pytest
@@ -17,8 +18,9 @@ from services.kvstore.settings import KVStoreSettings
 from services.router.dispatch.request import FinishReason
 from services.router.edge.http.responses.background import Background
 from services.router.edge.http.responses.shelf import LEASE_S, KeptResponse, Shelf
+from services.router.edge.request_ledger import Ledger
 from services.router.edge.settings import KeptSettings
-from shared.errors import InvalidRequest
+from shared.errors import InvalidRequest, Overloaded
 from shared.records.client import KVStoreRecords
 from shared.records.records import Bounds, MemoryRecords, Records
 from tests.integration.router_edge.conftest import Edge, StartEdge
@@ -212,8 +214,12 @@ async def test_a_lost_router_leaves_a_failed_response() -> None:
 async def test_too_many_in_the_background_are_refused(start_edge: StartEdge) -> None:
     edge = await start_edge(lambda _: [asyncio.Event()], kept={"max_background": 1})
     first = await edge.openai.responses.create(model="acme/tiny", input="hi", background=True)
+    ledger = Mock(Ledger)
+    edge.servicer._input_processor.ledger = ledger
     with pytest.raises(openai.RateLimitError):
         await edge.openai.responses.create(model="acme/tiny", input="hi", background=True)
+    ((refused,), _) = ledger.ended.call_args  # it is counted like any other
+    assert refused.outcome == Overloaded.code
     await edge.openai.responses.delete(first.id)
     await edge.closed()
     with pytest.raises(openai.NotFoundError):

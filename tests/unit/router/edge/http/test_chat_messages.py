@@ -8,6 +8,7 @@ from typing import Any
 import jsonschema
 import pytest
 
+from services.router.edge.answer.families import CALL_FORMATS, AnswerFormats
 from services.router.edge.http.openai.chat import Chat, ParsedChat
 from services.router.edge.text.prompt_tokenizer import ChatPrompt
 from shared.errors import InvalidRequest
@@ -158,3 +159,13 @@ def test_a_tools_references_are_within_its_own_schema_wherever_that_stands(token
 def test_definitions_that_are_none_do_not_break_a_list_of_calls(tokenizer: Tokenizer, key: str, value: object) -> None:
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", key: value}}}
     assert parse(tokenizer, tools=[tool], tool_choice="required").sampling.structured_output is not None
+
+
+@pytest.mark.parametrize("name", ["hermes", "openai"])
+def test_forced_tools_that_are_too_large_together_are_refused_by_field(tokenizer: Tokenizer, name: str) -> None:
+    parameters = {"type": "object", "properties": {"a": {"type": "integer", "description": "x" * 3000}}}
+    tools = [{"type": "function", "function": {"name": f"f{i}", "parameters": parameters}} for i in range(100)]
+    chat = Chat(tokenizer, "m", AnswerFormats(CALL_FORMATS[name], None))
+    with pytest.raises(InvalidRequest, match="the rules of all tools take more than 262144 bytes") as caught:
+        chat.parse(json.dumps({"messages": [USER], "tools": tools, "tool_choice": "required"}).encode())
+    assert caught.value.field == "tools"

@@ -214,15 +214,15 @@ class RouterService:
         for model in self._models:
             model.dispatcher.hurry()
 
-    def _explain(self, request_id: str) -> inference_pb2.Explanation:
-        """Whichever model it was for; raises NotFound."""
+    def _explain(self, request_id: str, tenant: str) -> inference_pb2.Explanation:
+        """Whichever model it was for; raises NotFound, also for another tenant's. `tenant`: empty = all."""
         found = (model.requests.explained.find(request_id) for model in self._models)
-        return explanation(next((record for record in found if record is not None), None), request_id)
+        return explanation(next((record for record in found if record is not None), None), request_id, tenant)
 
-    def _request_info(self, request_id: str) -> inference_pb2.RequestInfo:
-        """The state of a request of any model; raises NotFound."""
+    def _request_info(self, request_id: str, tenant: str) -> inference_pb2.RequestInfo:
+        """The state of a request of any model; raises NotFound, also for another tenant's. `tenant`: empty = all."""
         found = (model.dispatcher.active(request_id) for model in self._models)
-        return request_info(next((active for active in found if active is not None), None), request_id)
+        return request_info(next((active for active in found if active is not None), None), request_id, tenant)
 
     def _metrics_page(self) -> bytes:
         registries = [model.metrics.registry for model in self._models]

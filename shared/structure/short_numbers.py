@@ -11,7 +11,8 @@ LARGEST_DECIMAL = 10**9
 SMALLEST_STEP = 1e-9
 """Smallest step of a number with a fraction: nine digits behind the point."""
 
-_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+SCHEMA_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+"""Keywords that hold schemas by name."""
 _LISTS = ("anyOf", "allOf", "oneOf", "prefixItems", "items")
 _ONE = ("items", "additionalProperties", "unevaluatedProperties", "unevaluatedItems", "contains", "not", "if")
 _ALSO_ONE = ("then", "else", "propertyNames", "additionalItems")
@@ -29,7 +30,7 @@ def with_short_numbers(schema: Any) -> Any:
     if not isinstance(schema, dict):
         return schema
     short = dict(schema)
-    for key in _MAPS:
+    for key in SCHEMA_MAPS:
         if isinstance(parts := short.get(key), dict):
             short[key] = {name: with_short_numbers(part) for name, part in parts.items()}
     for key in _LISTS:

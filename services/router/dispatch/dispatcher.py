@@ -151,6 +151,7 @@ class Dispatcher:
     def hurry(self) -> None:
         """`drain` returns now, whatever still runs."""
         self._drained.set()
+        self._pooled.hurry()
 
     @property
     def num_waiting(self) -> int:

@@ -55,8 +55,12 @@ class PooledCalls:
                 self._idle.set()
 
     async def idle(self) -> None:
-        """Returns when none waits or runs."""
+        """Returns when none waits or runs, or after `hurry`."""
         await self._idle.wait()
+
+    def hurry(self) -> None:
+        """What still waits or runs is not waited for."""
+        self._idle.set()
 
     async def _tried(self, request: PoolRequest) -> Pooled:
         failed: set[str] = set()

@@ -236,8 +236,6 @@ class InputProcessor:
             sampling = self._behind_reasoning(sampling, token_ids)
         await self._structures.check(sampling.structured_output)
         max_tokens = num_left if default_max_tokens is None else min(default_max_tokens, num_left)
-        asked_s = info.timeout_s or self._settings.default_timeout_s
-        limits = [s for s in (asked_s, self._settings.request_timeout_s) if s > 0]
         return Request(
             request_id=request_id,
             prompt_token_ids=token_ids,
@@ -245,7 +243,7 @@ class InputProcessor:
             tenant=info.scheduling.tenant,
             salt=self._salt(info, sampling),
             arrived_at=info.arrived_at,
-            timeout_s=min(limits, default=0.0),
+            timeout_s=self._settings.deadline_s(info.timeout_s),
             trace=info.trace.context,
             is_traced=info.trace.is_recorded,
             priority=info.scheduling.priority,

@@ -199,3 +199,8 @@ class EdgeSettings(SettingGroup):
 
     limits: LimitSettings = LimitSettings()
     """What one client may send, hold and be sent."""
+
+    def deadline_s(self, asked_s: float = 0.0) -> float:
+        """The deadline of a request that asks for this one, seconds from its arrival; 0 = none in both."""
+        limits = [s for s in (asked_s or self.default_timeout_s, self.request_timeout_s) if s > 0]
+        return min(limits, default=0.0)

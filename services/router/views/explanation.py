@@ -38,9 +38,10 @@ class Explained:
         return self._records.get(request_id)
 
 
-def explanation(record: RequestRecord | None, request_id: str) -> inference_pb2.Explanation:
-    """Every attempt's candidates and scores; raises NotFound (`request_id`) where there is no record."""
-    if record is None:
+def explanation(record: RequestRecord | None, request_id: str, tenant: str = "") -> inference_pb2.Explanation:
+    """Every attempt's candidates and scores; raises NotFound (`request_id`) where there is no record, or another
+    tenant's. `tenant`: who asks; empty: whoever may see all."""
+    if record is None or tenant not in ("", record.ask.tenant):
         raise NotFound(
             f"no placement of request {request_id!r} is remembered by this router", field="request_id", value=request_id
         )
@@ -121,9 +122,10 @@ def _candidate(candidate: Candidate) -> inference_pb2.PlacementCandidate:
     )
 
 
-def request_info(active: ActiveRequest | None, request_id: str) -> inference_pb2.RequestInfo:
-    """Raises NotFound (`request_id`) for a request that neither waits nor runs here."""
-    if active is None:
+def request_info(active: ActiveRequest | None, request_id: str, tenant: str = "") -> inference_pb2.RequestInfo:
+    """Raises NotFound (`request_id`) for a request that neither waits nor runs here, or is another tenant's; `tenant`
+    as in `explanation`."""
+    if active is None or tenant not in ("", active.request.tenant):
         raise NotFound(
             f"request {request_id!r} neither waits nor runs at this router", field="request_id", value=request_id
         )

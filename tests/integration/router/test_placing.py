@@ -8,6 +8,7 @@ import math
 import pytest
 
 from services.router.dispatch.dispatcher import DRAINING
+from services.router.dispatch.request import PoolRequest
 from services.router.placement.views import NO_WORK, PrefixHits, Work
 from services.router.views.explanation import explanation
 from services.router.views.status import _failures
@@ -15,6 +16,7 @@ from services.router.workers.fleet import Fleet
 from shared.errors import Draining, Overloaded, WorkerLost
 from shared.fingerprints import deterministic_fingerprint
 from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2
+from shared.tasks import end_task
 from tests.integration.router.router_under_test import STOP, Router, decode_worker, prefill_worker, read
 from tests.integration.router.scripted_worker import DEADLINE_S
 
@@ -169,6 +171,21 @@ async def test_it_does_not_wait_longer_than_it_may_nor_once_it_is_hurried():
         router.dispatcher.hurry()
         await asyncio.wait_for(draining, DEADLINE_S)
         await running.aclose()
+
+
+async def test_a_hurried_drain_waits_for_no_prompt_that_is_pooled_either():
+    prefill = prefill_worker()
+    async with Router([prefill], [decode_worker()]) as router:
+        pooled = asyncio.create_task(router.dispatcher.pool(PoolRequest("p", PROMPT, "last", "default", "", 0.0)))
+        await prefill.expect(worker_pb2.Submit)
+        draining = asyncio.create_task(router.dispatcher.drain(10 * DEADLINE_S))
+        await asyncio.sleep(0)
+        assert not draining.done()
+        router.dispatcher.hurry()
+        try:
+            await asyncio.wait_for(draining, DEADLINE_S)
+        finally:
+            await end_task(pooled)
 
 
 async def test_a_router_without_requests_is_drained_at_once():

@@ -85,12 +85,12 @@ class Edge:
 StartEdge = Callable[..., Awaitable[Edge]]
 
 
-def explain(request_id: str) -> inference_pb2.Explanation:
+def explain(request_id: str, tenant: str) -> inference_pb2.Explanation:
     """A router that remembers every request."""
     return inference_pb2.Explanation(request_id=request_id)
 
 
-def info(request_id: str) -> inference_pb2.RequestInfo:
+def info(request_id: str, tenant: str) -> inference_pb2.RequestInfo:
     """A router that has every request."""
     return inference_pb2.RequestInfo(request_id=request_id, state="decoding")
 

@@ -83,6 +83,21 @@ async def test_each_line_has_one_answer_in_order_and_failures_are_apart(edge: Ed
     assert {request.priority for request in edge.core.requests} == {-100}
 
 
+async def test_a_line_is_as_long_as_it_was_written(start_edge: StartEdge, tmp_path: Path) -> None:
+    edge = await start_edge(batch={"folder": tmp_path / "batches"}, max_body_bytes=1024)
+    edge.core.limit = 4000
+    edge.stops_with("Yes.")
+    bodies = ({"prompt": "é" * 500}, {"prompt": [1] * 500}, {"prompt": "a" * 1025})
+    content = "\n".join(
+        json.dumps(line(i, url="/v1/completions", body=body), ensure_ascii=False, separators=(",", ":"))
+        for i, body in enumerate(bodies)
+    )
+    done = await ended(edge.openai, await begun(edge.openai, content.encode(), "/v1/completions"))
+    assert [each["custom_id"] for each in await answers(edge.openai, done.output_file_id)] == ["c0", "c1"]
+    (longer,) = await answers(edge.openai, done.error_file_id)
+    assert (longer["custom_id"], longer["response"]["status_code"]) == ("c2", 413)
+
+
 async def test_other_endpoints_and_the_last_line_without_an_end(edge: Edge) -> None:
     body = {"model": MODEL, "input": "hi"}
     only = {"custom_id": "r", "method": "POST", "url": "/v1/responses", "body": body}

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
+from unittest.mock import Mock
 
 import openai
 import pytest
@@ -17,8 +18,9 @@ from services.kvstore.settings import KVStoreSettings
 from services.router.dispatch.request import FinishReason
 from services.router.edge.http.responses.background import Background
 from services.router.edge.http.responses.shelf import LEASE_S, KeptResponse, Shelf
+from services.router.edge.request_ledger import Ledger
 from services.router.edge.settings import KeptSettings
-from shared.errors import InvalidRequest
+from shared.errors import InvalidRequest, Overloaded
 from shared.records.client import KVStoreRecords
 from shared.records.records import Bounds, MemoryRecords, Records
 from tests.integration.router_edge.conftest import Edge, StartEdge
@@ -114,7 +116,7 @@ async def test_input_items_come_back_in_pages(twin: list[Edge]) -> None:
     assert [item.content[0].text for item in found] == [f"turn {i}" for i in range(5)]  # type: ignore[union-attr]
     newest = await of(other).responses.input_items.list(response.id, limit=1)
     assert newest.data[0].content[0].text == "turn 4"  # type: ignore[union-attr]
-    for query in ("limit=0", "limit=x", "order=up", "after=msg_none"):
+    for query in ("limit=0", "limit=x", "limit=00000100999", f"limit={'1' * 5000}", "order=up", "after=msg_none"):
         answer = await one.client.get(f"{PATH}/{response.id}/input_items?{query}", headers={"x-api-key": "ka"})
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, query.partition("=")[0])
 
@@ -212,8 +214,12 @@ async def test_a_lost_router_leaves_a_failed_response() -> None:
 async def test_too_many_in_the_background_are_refused(start_edge: StartEdge) -> None:
     edge = await start_edge(lambda _: [asyncio.Event()], kept={"max_background": 1})
     first = await edge.openai.responses.create(model="acme/tiny", input="hi", background=True)
+    ledger = Mock(Ledger)
+    edge.servicer._input_processor.ledger = ledger
     with pytest.raises(openai.RateLimitError):
         await edge.openai.responses.create(model="acme/tiny", input="hi", background=True)
+    ((refused,), _) = ledger.ended.call_args  # it is counted like any other
+    assert refused.outcome == Overloaded.code
     await edge.openai.responses.delete(first.id)
     await edge.closed()
     with pytest.raises(openai.NotFoundError):

@@ -45,6 +45,12 @@ LISTS = [
     (text_request("hi", types_pb2.SamplingParams(stop_token_ids=[1] * 300_000)), "stop_token_ids"),
     (text_request("hi", types_pb2.SamplingParams(stop=["a" * 900_000])), "stop"),
     (text_request("a" * 1_000_000), "prompt"),
+    (
+        text_request(
+            "hi", types_pb2.SamplingParams(structured_output=types_pb2.StructuredOutput(allowed_tokens="9" * 5000))
+        ),
+        "allowed_tokens",
+    ),
 ]
 
 

@@ -14,6 +14,8 @@ import pytest_asyncio
 from aiohttp import web
 
 from services.router.dispatch.request import FinishReason, Request
+from services.router.edge.http.responses.inner import item_messages
+from services.router.edge.http.responses.schemas import InputItem
 from shared.errors import Overloaded
 from tests.integration.router_edge.conftest import Edge, StartEdge
 from tests.unit.router.edge.scripted_core import text_steps
@@ -183,6 +185,39 @@ async def test_streamed_the_events_bring_the_same_items(start_edge: StartEdge, s
     assert [item.type for item in last.response.output] == ["mcp_list_tools", "mcp_call", "message"]
     assert sorted(item.id or "" for item in done) == sorted(item.id or "" for item in last.response.output)
     assert [event.sequence_number for event in events] == list(range(len(events)))
+
+
+def test_reasoning_goes_with_the_call_that_it_led_to() -> None:
+    def thought(text: str) -> InputItem:
+        return InputItem.model_validate({"type": "reasoning", "content": [{"type": "reasoning_text", "text": text}]})
+
+    request = InputItem(type="mcp_approval_request", id="mcpr_1", name="roll", arguments="{}")
+    refusal = InputItem(type="mcp_approval_response", approval_request_id="mcpr_1", approve=False)
+    call = InputItem(type="mcp_call", name="roll", arguments="{}", output="4")
+    own = InputItem(type="function_call", call_id="c", name="show", arguments="{}")
+    said = InputItem(role="assistant", content="So.")
+    for items, expected in (
+        ([thought("a"), call, said], ["a", None, None]),
+        ([thought("a"), call, thought("b"), said], ["a", None, "b"]),
+        ([thought("a"), request, refusal, said], ["a", None, None]),
+        ([thought("a"), said, thought("b"), own], ["a\n\nb"]),
+        ([said, thought("b"), own], ["b"]),
+    ):
+        assert [message.get("reasoning_content") for message in item_messages(items, "input")] == expected
+
+
+async def test_log_probabilities_are_those_of_the_turn_that_wrote_the_text(
+    start_edge: StartEdge, server: ToolServer
+) -> None:
+    edge = await started(start_edge, server)
+    answers(edge, CALL, "It is 4.")
+    body = {"tools": [tool(server, require_approval="never")], "include": ["message.output_text.logprobs"]}
+    answer = await ask(edge, **body)
+    (part,) = answer["output"][-1]["content"]
+    written = edge.tokenizer.encode("It is 4.", add_special_tokens=False)
+    assert [entry["token"] for entry in part["logprobs"]] == [
+        edge.tokenizer.token_text(token_id) for token_id in (*written, edge.tokenizer.eos_token_id)
+    ]
 
 
 async def test_by_default_a_call_waits_for_approval(start_edge: StartEdge, server: ToolServer) -> None:

@@ -63,8 +63,17 @@ KEY = {"authorization": "Bearer k"}
         (b"[" * 1_000_000 + b'{"model": "a"}', ""),
     ],
 )
-def test_the_model_that_a_body_names(body, model):
-    assert model_in(body) == model
+async def test_the_model_that_a_body_names(body, model):
+    assert await model_in(body) == model
+
+
+async def test_others_have_their_turn_while_a_long_body_is_looked_through():
+    looking = asyncio.ensure_future(model_in(b'["' + b'","' * 50_000))
+    num_turns = 0
+    while not looking.done():
+        await asyncio.sleep(0)
+        num_turns += 1
+    assert num_turns > 10
 
 
 def test_every_method_of_the_service_is_passed_on():

@@ -14,7 +14,7 @@ import pytest
 
 from services.router.dispatch.request import Pooled, PoolRequest
 from services.router.edge.text.pooling import PoolingConfig
-from shared.errors import InvalidRequest, ModelLoadError, Overloaded
+from shared.errors import InvalidRequest, ModelLoadError, Overloaded, WorkerLost
 from tests.integration.router_edge.conftest import Edge, StartEdge
 from tests.unit.router.edge.scripted_core import MODEL
 from tests.unit.router.workers.test_adapters import fleet
@@ -121,6 +121,12 @@ async def test_long_texts_are_cut_where_that_is_asked_for(edge: Edge) -> None:
     assert len(edge.core.pooled[0].token_ids) == 5
 
 
+async def test_the_longest_deadline_holds_for_prompts_that_are_read_alone(start_edge: StartEdge) -> None:
+    edge = await start_edge(pooling="last", request_timeout_s=5.0)
+    assert (await edge.client.post("/v1/embeddings", json={"input": "a"})).status_code == 200
+    assert [request.timeout_s for request in edge.core.pooled] == [5.0]
+
+
 async def test_a_model_that_embeds_nothing_is_refused_by_name(start_edge: StartEdge) -> None:
     edge = await start_edge()
     for path, body in (
@@ -175,6 +181,22 @@ async def test_a_client_that_leaves_ends_its_prompts(edge: Edge) -> None:
     await asyncio.wait_for(begun.wait(), DEADLINE_S)
     call.cancel()
     await asyncio.wait_for(ended.wait(), DEADLINE_S)
+
+
+async def test_a_router_that_stops_says_so(edge: Edge) -> None:
+    begun = asyncio.Event()
+
+    async def wait(_: PoolRequest) -> Pooled:
+        begun.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    edge.core.pool = wait  # type: ignore[method-assign]
+    call = asyncio.create_task(edge.client.post("/v1/embeddings", json={"input": "a"}))
+    await asyncio.wait_for(begun.wait(), DEADLINE_S)
+    await edge.stop()
+    answer = await call
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, WorkerLost.code)
 
 
 def written(folder: Path, modes: dict[str, bool], modules: list[str] | None = None) -> Path:

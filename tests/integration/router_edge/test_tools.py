@@ -354,3 +354,11 @@ async def test_an_answer_with_tools_goes_on_behind_its_tokens(edge: Edge) -> Non
     body["resume"] = {"choices": [{"token_ids": token_ids[:cut], "num_chars": 1}]}
     refused = await edge.client.post(CHAT, json=body)
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "resume.num_chars")
+
+
+async def test_what_a_stop_string_holds_back_comes_once_behind_a_cut(edge: Edge) -> None:
+    body = {**ASK, "stream": True, "temperature": 0, "stop": ["\n\n"]}
+    first = edge.tokenizer.encode("One\n", add_special_tokens=False)
+    edge.stops_with("Two")
+    events = chunks(await edge.client.post(CHAT, json={**body, "resume": {"choices": [{"token_ids": first}]}}))
+    assert "".join(event["choices"][0]["delta"].get("content") or "" for event in events) == "\nTwo"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from services.router.edge.answer.python_rules import UnsupportedSchemaError, json_text
+from shared.structure.structured_output import MAX_STRUCTURE_BYTES
 
 
 class ArgumentRules(Protocol):
@@ -20,6 +21,19 @@ class ArgumentRules(Protocol):
         """The symbol of all arguments. Raises UnsupportedSchemaError."""
 
 
+class Rules(list[str]):
+    """Rules of several tools. Many large ones are refused before all are made: that takes seconds."""
+
+    _num_chars = 0
+
+    def append(self, rule: str) -> None:
+        """Raises UnsupportedSchemaError where they are longer than a structure may be."""
+        super().append(rule)
+        self._num_chars += len(rule)
+        if self._num_chars > MAX_STRUCTURE_BYTES:
+            raise UnsupportedSchemaError(f"the rules of all tools take more than {MAX_STRUCTURE_BYTES} bytes")
+
+
 @dataclass(frozen=True, slots=True)
 class CallRules:
     """What a format makes its rules of. `BLANKS`, some whitespace, is a symbol that each may use."""
@@ -28,10 +42,10 @@ class CallRules:
     """Turns a mark into a symbol: the one token that it is, or its characters."""
     call: Callable[[str], str]
     """What matches the JSON object of any tool's call; the argument names its field for arguments."""
-    arguments: Mapping[str, str]
-    """What matches a tool's arguments, by the tool's name."""
+    arguments: Callable[[Mapping[str, Any]], str]
+    """What matches the JSON object of arguments of a schema."""
     schemas: Mapping[str, Mapping[str, Any]]
-    """A tool's schema of its arguments, by its name: for those that do not write JSON."""
+    """A tool's schema of its arguments, by its name."""
     many: bool
     """Whether there may be more than one call."""
 
@@ -40,24 +54,25 @@ class CallRules:
         return f"{one} ({between} {one})*" if self.many else one
 
     def by_tool(self, rule: str, one: Callable[[str, str], str]) -> str:
-        """A rule with an alternative for each tool: `one` of its name and its arguments, both as symbols."""
-        alternatives, rules = [], []
-        for number, (name, arguments) in enumerate(self.arguments.items()):
+        """A rule with an alternative for each tool: `one` of its name and its arguments, both as symbols. Raises
+        UnsupportedSchemaError."""
+        alternatives, rules = [], Rules()
+        for number, (name, schema) in enumerate(self.schemas.items()):
             alternatives.append(one(json_text(name), f"{rule}_{number}"))
-            rules.append(f"{rule}_{number}: {arguments}\n")
+            rules.append(f"{rule}_{number}: {self.arguments(schema)}\n")
         return f"{rule}: {' | '.join(alternatives)}\n{''.join(rules)}"
 
     def by_schema(self, made: Callable[[str, Mapping[str, Any]], ArgumentRules], one: Callable[[str, str], str]) -> str:
         """The rule `tool` with an alternative for each tool, whose arguments are no JSON. `made`: of a prefix for names
         of rules and a schema; `one`: of a tool's name and its arguments, as symbols. Raises UnsupportedSchemaError."""
-        alternatives, rules = [], []
+        alternatives, rules = [], Rules()
         for number, (name, schema) in enumerate(self.schemas.items()):
             arguments, symbol = made(f"tool_{number}", schema), json_text(name)
             try:
                 alternatives.append(one(symbol, arguments.arguments()))
             except UnsupportedSchemaError as error:
                 raise UnsupportedSchemaError(f"tool {symbol}: {error}") from None
-            except (TypeError, AttributeError):
+            except (TypeError, AttributeError, ValueError):
                 raise UnsupportedSchemaError(f"tool {symbol}: what is no schema") from None
             rules.append(arguments.text)
         return f"tool: {' | '.join(alternatives)}\n{''.join(rules)}"
@@ -66,3 +81,17 @@ class CallRules:
 CallGrammar = Callable[[CallRules], str]
 """The rule `calls`, which matches all calls of an answer as a family writes them, and the rules that it needs. Raises
 UnsupportedSchemaError."""
+
+
+def moved(schema: Any, place: str) -> Any:
+    """A schema, or a part of one, with its references to what they name now that the whole stands at `place` of
+    another schema: `#/$defs/0`."""
+    if isinstance(schema, list):
+        return [moved(item, place) for item in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    parts = {key: moved(value, place) for key, value in schema.items()}
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and reference.startswith("#"):
+        parts["$ref"] = f"{place}{reference.removeprefix('#')}"
+    return parts

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from services.router.edge.answer.call_rules import CallRules
+from services.router.edge.answer.call_rules import CallRules, moved
 from services.router.edge.answer.python_rules import FREE_NAME, NOTES, UnsupportedSchemaError, json_text
 from shared.structure.grammar_text import json_schema
 from shared.structure.structured_output import MAX_STRUCTURE_BYTES
@@ -26,6 +26,8 @@ _MAX_DEPTH = 16
 _MAX_LITERAL_LEN = 65_536
 """Characters of a list or dict that is tried as Python's literal."""
 _DEFINITIONS = ("$defs", "definitions")
+_WHOLE = "#/$defs/whole"
+"""Place of all arguments' schema in that of one argument."""
 
 
 class TaggedArguments:
@@ -272,8 +274,9 @@ class TaggedRules:
                 return self._text()
             written = " | ".join(json_text(value if isinstance(value, str) else json_text(value)) for value in values)
         else:
-            definitions = {key: self._schema[key] for key in _DEFINITIONS if key in self._schema}
-            compact = {**definitions, **schema, "x-guidance": {"whitespace_flexible": False}}
+            compact = {**moved(schema, _WHOLE), "x-guidance": {"whitespace_flexible": False}}
+            if '"$ref"' in json_text(schema):
+                compact["$defs"] = {"whole": moved(self._schema, _WHOLE)}
             written = f"%json {json_text(json_schema(compact))}"
         return f"{self._add(written)} {tags.line_end} {tags.end_symbol}"
 

@@ -55,13 +55,14 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         catalog: Catalog,
         settings: EdgeSettings,
         status: Callable[[float], inference_pb2.ClusterStatus],
-        explain: Callable[[str], inference_pb2.Explanation],
-        request_info: Callable[[str], inference_pb2.RequestInfo],
+        explain: Callable[[str, str], inference_pb2.Explanation],
+        request_info: Callable[[str, str], inference_pb2.RequestInfo],
         router_name: str = "",
         access: Access | None = None,
     ) -> None:
-        """Serves the model of `input_processor`, which is one of `catalog`. `explain` and `request_info` raise NotFound
-        for a request that they do not know. `access` counts and logs the calls."""
+        """Serves the model of `input_processor`, which is one of `catalog`. `explain` and `request_info` get an id and
+        the tenant that asks (empty: it may see all); they raise NotFound for a request that they do not know, or that
+        is another tenant's. `access` counts and logs the calls."""
         self._access = access or Access()
         self._router_name = router_name
         self._explain = explain
@@ -199,7 +200,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self, request: inference_pb2.ExplainRequest, context: Context
     ) -> inference_pb2.Explanation:
         """Why a request went where it went."""
-        return await answer_client(self._keys.check, self._explained, request, context)
+        return await answer_client(self._keys.check, partial(self._explained, context), request, context)
 
     async def Tokenize(  # noqa: N802
         self, request: inference_pb2.TokenizeRequest, context: Context
@@ -223,16 +224,22 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self, request: inference_pb2.GetRequestRequest, context: Context
     ) -> inference_pb2.RequestInfo:
         """See `InferenceService`: the state and timings of one request."""
-        return await answer_client(self._keys.check, self._get_request, request, context)
+        return await answer_client(self._keys.check, partial(self._get_request, context), request, context)
 
     async def _get_status(self, request: inference_pb2.GetStatusRequest) -> inference_pb2.ClusterStatus:
         return self._status(request.window_s)
 
-    async def _explained(self, request: inference_pb2.ExplainRequest) -> inference_pb2.Explanation:
-        return self._explain(request.request_id)
+    async def _explained(self, context: Context, request: inference_pb2.ExplainRequest) -> inference_pb2.Explanation:
+        return self._explain(request.request_id, self._key_tenant(context))
 
-    async def _get_request(self, request: inference_pb2.GetRequestRequest) -> inference_pb2.RequestInfo:
-        return self._request_info(request.request_id)
+    async def _get_request(
+        self, context: Context, request: inference_pb2.GetRequestRequest
+    ) -> inference_pb2.RequestInfo:
+        return self._request_info(request.request_id, self._key_tenant(context))
+
+    def _key_tenant(self, context: Context) -> str:
+        """The tenant that the call's key speaks for; empty for one of none."""
+        return self._keys.check(metadata_of(context).get("authorization"))
 
     async def _list_models(
         self, context: Context, _request: inference_pb2.ListModelsRequest

@@ -18,6 +18,7 @@ from services.router.edge.answer.reasoning import Thinking
 from services.router.edge.answer.tool_use import ToolUse
 from services.router.edge.input_processor import prompt_end
 from services.router.edge.output_stream import OutputDelta, OutputFinish, resumed_finish
+from services.router.edge.text.stop_strings import StopStrings
 from services.router.views.timings import system_fingerprint_of, tandem_member
 from shared.errors import InvalidRequest
 from shared.model.text.tokenizer import Tokenizer
@@ -250,7 +251,9 @@ def _parts(request: Request, tools: ToolUse | None, formats: AnswerFormats, toke
             )
         options = request.text
         detokenizer = tokenizer.stream(options.skip_special_tokens, options.kept_special)
-        parts.skip(detokenizer.push(request.resume.token_ids))
+        had = detokenizer.push(request.resume.token_ids)
+        certain, _ = StopStrings(request.sampling.stop).push(had, may_stop=False)  # what is held back comes again
+        parts.skip(certain)
     return parts
 
 

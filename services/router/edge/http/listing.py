@@ -40,7 +40,7 @@ def page(
     `limit`, `default` is its default, and `no_id` is what an empty page has for ids. Raises InvalidRequest naming the
     parameter."""
     limit = request.query_params.get("limit", str(default))
-    if not (limit.isascii() and limit.isdecimal()) or not 1 <= int(limit[:8]) <= most:
+    if not (limit.isascii() and limit.isdecimal() and len(limit) <= 8) or not 1 <= int(limit) <= most:
         raise InvalidRequest(f"limit must be from 1 to {most}", field="limit", limit=most)
     after = request.query_params.get("after")
     if after is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections import deque
@@ -18,6 +19,7 @@ _KEY = b'"model"'
 _MOST_TOKENS = 1 << 19
 """More than a body within the limits has, for contexts of up to 400,000 tokens; the first model's application refuses
 it."""
+_TOKENS_AT_ONCE = 1024
 OF_NO_MODEL = ("/v1/files", "/v1/batches", "/v1/conversations")
 """Paths whose bodies name no model; the first one's application has what all share."""
 
@@ -83,21 +85,24 @@ class _Body:
             content += message.get("body", b"")
             is_last = message["type"] != "http.request" or not message.get("more_body", False)
             if is_last or len(content) >= next_look:
-                name = model_in(bytes(content))
+                name = await model_in(bytes(content))
                 if name is not None or is_last or len(content) > self._limit:
                     return name or ""
                 next_look = 2 * len(content)
 
 
-def model_in(content: bytes) -> str | None:
+async def model_in(content: bytes) -> str | None:
     """The string member `model` of the JSON object that `content` is or begins; empty for a member of another type,
-    None where it is not there yet. Looks no further than that member and _MOST_TOKENS, and parses nothing else."""
+    None where it is not there yet. Looks no further than that member and _MOST_TOKENS, in short turns, and parses
+    nothing else."""
     depth = 0
     value_at = 0  # where the member's value begins, once it is found
     last = b""
     for number, match in enumerate(_TOKEN.finditer(content)):
         if number == _MOST_TOKENS:
             return ""
+        if number % _TOKENS_AT_ONCE == _TOKENS_AT_ONCE - 1:
+            await asyncio.sleep(0)
         token = match.group()
         if token == b'"':
             return None  # a string that is cut off

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from services.router.edge.answer.call_rules import CallRules
+from services.router.edge.answer.call_rules import CallRules, Rules, moved
 from services.router.edge.answer.families import CallFormat
 from services.router.edge.answer.python_rules import UnsupportedSchemaError, json_text
 from services.router.edge.answer.reasoning import Channels
@@ -18,7 +18,7 @@ from shared.errors import InvalidRequest
 from shared.model.text.tokenizer import Tokenizer
 from shared.structure.grammar_text import json_schema
 from shared.structure.short_numbers import any_object
-from shared.structure.structured_output import ReasoningPart, StructuredOutput, StructureKind
+from shared.structure.structured_output import MAX_STRUCTURE_BYTES, ReasoningPart, StructuredOutput, StructureKind
 
 _BLANKS = "BLANKS: /[ \\n\\r\\t]{1,16}/\n"
 _BESIDE_CALLS = (StructureKind.JSON_OBJECT, StructureKind.JSON_SCHEMA, StructureKind.CHOICE)
@@ -32,10 +32,13 @@ def forced_structure(
 ) -> StructuredOutput:
     """Calls and nothing else: as JSON, or as the model writes them where all that it writes has a header. Raises
     InvalidRequest where it is too large."""
-    if call_format.channels is None:
-        return calls_structure(tools, use)
-    chosen = [tool for tool in tools if use.named in ("", tool.for_name)]
-    lark = f"start: calls\n{call_format.grammar(_rules(chosen, use, tokenizer))}{_BLANKS}"
+    try:
+        if call_format.channels is None:
+            return calls_structure(tools, use)
+        chosen = [tool for tool in tools if use.named in ("", tool.for_name)]
+        lark = f"start: calls\n{call_format.grammar(_rules(chosen, use, tokenizer))}{_BLANKS}"
+    except UnsupportedSchemaError as error:
+        raise InvalidRequest(f"tools: {error}", field="tools", limit=MAX_STRUCTURE_BYTES) from None
     structure = StructuredOutput(StructureKind.GRAMMAR, lark, source="tools")
     return _behind_reasoning(structure, call_format.channels)
 
@@ -58,7 +61,7 @@ def _behind_reasoning(structure: StructuredOutput, channels: Channels) -> Struct
 
 def calls_structure(tools: Sequence[Tool], use: ToolUse) -> StructuredOutput:
     """A named tool's arguments, or a list of calls as `forced.listed` reads it. Raises InvalidRequest where it is too
-    large."""
+    large, UnsupportedSchemaError where the tools are."""
     if use.named:
         function = next(t.function for t in tools if t.function is not None and t.function.name == use.named)
         schema = function.parameters or _ANYTHING
@@ -101,12 +104,11 @@ def _rules(tools: Sequence[Tool], use: ToolUse, tokenizer: Tokenizer) -> CallRul
         token_ids = tokenizer.encode(text, add_special_tokens=False)
         return f"<[{token_ids[0]}]>" if len(token_ids) == 1 else json.dumps(text)
 
-    schemas = dict(_parameters(tools))
     return CallRules(
         mark,
         lambda arguments: _any_call_rule(tools, arguments),
-        {name: _compact(schema) for name, schema in schemas.items()},
-        {name: closed(schema) for name, schema in schemas.items()},
+        _compact,
+        {name: closed(schema) for name, schema in _parameters(tools)},
         many=use.max_calls != 1,
     )
 
@@ -120,10 +122,10 @@ def _answer_rule(answer: StructuredOutput) -> str:
 
 def _any_call_rule(tools: Sequence[Tool], arguments: str) -> str:
     call, definitions = _any_call(tools, arguments)
-    return _compact({**call, **({"$defs": definitions} if definitions else {})})
+    return _compact({**call, "$defs": definitions})
 
 
-def _compact(schema: dict[str, Any]) -> str:
+def _compact(schema: Mapping[str, Any]) -> str:
     return f"%json {json_text(json_schema({**closed(schema), 'x-guidance': _COMPACT}))}"
 
 
@@ -138,40 +140,25 @@ def _list_of_calls(tools: Sequence[Tool], max_calls: int | None) -> dict[str, An
     schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": call}
     if max_calls is not None:
         schema["maxItems"] = max_calls
-    if definitions:
-        schema["$defs"] = definitions
-    return schema
+    return {**schema, "$defs": definitions}
 
 
 def _any_call(tools: Sequence[Tool], arguments: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A call's object, with its arguments under that name, and the definitions that it refers to."""
+    """A call's object, with its arguments under that name, and the schemas that it refers to: each tool's own. Raises
+    UnsupportedSchemaError."""
     calls: list[dict[str, Any]] = []
     definitions: dict[str, Any] = {}
+    written = Rules()
     for i, (tool, parameters) in enumerate(_parameters(tools)):
-        for key in ("$defs", "definitions"):
-            for name, schema in (parameters.pop(key, None) or {}).items():
-                definitions[f"{i}.{name}"] = _moved(schema, i)
+        written.append(json_text(parameters))
+        place = f"#/$defs/{i}"
+        definitions[str(i)] = moved(parameters, place)
         calls.append(
             {
                 "type": "object",
-                "properties": {"name": {"const": tool}, arguments: _moved(parameters, i)},
+                "properties": {"name": {"const": tool}, arguments: {"$ref": place}},
                 "required": ["name", arguments],
                 "additionalProperties": False,
             }
         )
     return {"anyOf": calls} if len(calls) > 1 else calls[0], definitions
-
-
-def _moved(schema: Any, tool: int) -> Any:
-    """A schema with its references to definitions where they now are: each tool's under names of its own."""
-    if isinstance(schema, list):
-        return [_moved(item, tool) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
-    moved = {key: _moved(value, tool) for key, value in schema.items()}
-    reference = schema.get("$ref")
-    if isinstance(reference, str):
-        for prefix in ("#/$defs/", "#/definitions/"):
-            if reference.startswith(prefix):
-                moved["$ref"] = f"#/$defs/{tool}.{reference.removeprefix(prefix)}"
-    return moved

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from services.router.edge.http.bodies import STRICT, TokenIdList, explained
 from shared.errors import InvalidRequest
 from shared.structure.grammar_text import MANY_BLANKS, ONE_BLANK
-from shared.structure.short_numbers import any_object
+from shared.structure.short_numbers import SCHEMA_MAPS, any_object
 from shared.structure.structured_output import StructuredOutput, StructureKind
 
 _STRICT: ConfigDict = {**STRICT, "populate_by_name": True}
@@ -20,6 +20,8 @@ _STRICT: ConfigDict = {**STRICT, "populate_by_name": True}
 Schema = str | dict[str, Any]
 """A JSON Schema, as an object or as its text."""
 Choices = Annotated[list[str], Field(fail_fast=True)]
+_VALUES = ("enum", "const", "default", "examples")
+"""Keywords that hold values of answers, and no schemas."""
 
 
 class NamedSchema(BaseModel):
@@ -282,7 +284,12 @@ def closed(schema: Any) -> Any:
         return [closed(part) for part in schema]
     if not isinstance(schema, dict):
         return schema
-    parts = {name: closed(part) for name, part in schema.items()}
+    parts = dict(schema)
+    for name, part in schema.items():
+        if name in SCHEMA_MAPS and isinstance(part, dict):
+            parts[name] = {key: closed(one) for key, one in part.items()}
+        elif name not in _VALUES:
+            parts[name] = closed(part)
     if "additionalProperties" not in parts and ("properties" in parts or "patternProperties" in parts):
         parts["additionalProperties"] = False
     return parts

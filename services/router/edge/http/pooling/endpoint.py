@@ -27,7 +27,7 @@ from services.router.edge.settings import EdgeSettings
 from services.router.edge.tenants.auth import CALLER, ApiKeys, identified
 from services.router.edge.tenants.rate_limits import Account, chain_salt
 from services.router.edge.text.prompt_tokenizer import TextPrompt, TokensPrompt
-from shared.errors import InvalidRequest, brief
+from shared.errors import InvalidRequest, WorkerLost, brief
 from shared.tasks import end_task
 
 Vectors = NDArray[np.float32]
@@ -163,7 +163,7 @@ class _Call:
         num_tokens = sum(map(len, prompts))
         self._account.charge(num_tokens)
         salt = chain_salt(settings.tenants, self._tenant, "")
-        timeout_s = settings.default_timeout_s
+        timeout_s = settings.deadline_s()
         asked = [
             PoolRequest(
                 f"{self.request_id}-{i}",
@@ -176,8 +176,11 @@ class _Call:
             for i, token_ids in enumerate(prompts)
         ]
         reply = Reply(_unread, self.request_id, OpenAIErrors())
-        async with ended_by_disconnect(self._request.receive, reply):
-            found = await _all(processor.core.pool(each) for each in asked)
+        try:
+            async with ended_by_disconnect(self._request.receive, reply):
+                found = await _all(processor.core.pool(each) for each in asked)
+        except asyncio.CancelledError:  # only a server that stops cancels this task
+            raise WorkerLost("the router is shutting down") from None
         vectors = np.stack([np.frombuffer(each.vector, dtype="<f4") for each in found]).astype(np.float32)
         return Embedded(self._pooling._normalized(vectors), num_tokens)
 

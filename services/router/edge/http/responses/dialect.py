@@ -240,6 +240,7 @@ class ResponseWriter:
         assert self._finish is not None
         self._usages.append(self._finish.usage)
         self._finish = None
+        self._held.clear()
         self._num_turn_items = len(self._items.items)
         (self._answer,) = call.dialect.answers(plan, call.tools)
 

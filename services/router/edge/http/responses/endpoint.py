@@ -62,7 +62,6 @@ class ResponsesEndpoint(InferenceEndpoint):
             return
         plan = await self._plan(parsed, info)
         begun = ResponseWriter(parsed, plan, info.request_id)
-        entry.answers_begin()
 
         async def compute(stamp: bytes) -> None:
             behind = CallEntry(self._input_processor.ledger, time.perf_counter())
@@ -73,6 +72,7 @@ class ResponsesEndpoint(InferenceEndpoint):
             )
 
         await self._background.begin(parsed.tenant, begun.kept("in_progress"), compute)
+        entry.answers_begin()
         await reply.json(json.dumps(begun.response("queued")).encode())
 
     async def _run(

@@ -112,7 +112,10 @@ def item_messages(items: Sequence[InputItem], field: str, first: int = 0) -> lis
         if item.type in ("mcp_list_tools", "mcp_approval_request"):
             continue  # what the model sees of them are tools, and what came of the request
         if item.type in ("mcp_call", "mcp_approval_response"):
-            messages += _server_call(item, items, f"{field}[{i}]", field)
+            called = _server_call(item, items, f"{field}[{i}]", field)
+            if called and thoughts:
+                called[0]["reasoning_content"], thoughts = thoughts, ""
+            messages += called
             continue
         message = _message(item, f"{field}[{i}]", field)
         if message["role"] == "assistant" and thoughts:
@@ -121,6 +124,8 @@ def item_messages(items: Sequence[InputItem], field: str, first: int = 0) -> lis
         last = messages[-1] if messages else {}
         if "tool_calls" in message and last.get("role") == "assistant":
             last["tool_calls"] = [*last.get("tool_calls", ()), *message["tool_calls"]]
+            if both := [each["reasoning_content"] for each in (last, message) if "reasoning_content" in each]:
+                last["reasoning_content"] = "\n\n".join(both)
         else:
             messages.append(message)
     return messages

@@ -154,11 +154,16 @@ CASES: list[tuple[Schema, list[dict[str, str]], list[dict[str, str]]]] = [
     ),
     (closed({"a": {"anyOf": [TEXT, {"type": "null"}]}}), [{"a": "null"}, {"a": "x"}], [{}]),
     ({"type": "object"}, [{}, {"a": "x", "b_2": "5"}], [{"2": "x"}]),
+    (
+        closed({"a": TEXT, "b": {"type": "array", "items": {"$ref": "#"}, "maxItems": 1}}, ["a"]),
+        [{"a": "x"}, {"a": "x", "b": '[{"a":"y","b":[]}]'}],
+        [{"a": "x", "b": "[[]]"}, {"a": "x", "b": "[{}]"}],
+    ),
 ]
 
 
 def matcher(name: str, schema: Schema, vocabulary: LLTokenizer) -> LLMatcher:
-    rules = CallRules(json.dumps, lambda _: "", {}, {"f": schema}, many=False)
+    rules = CallRules(json.dumps, lambda _: "", json.dumps, {"f": schema}, many=False)
     made = LLMatcher(vocabulary, f"start: calls\n{CALL_FORMATS[name].grammar(rules)}{BLANKS}", log_level=0)
     assert not made.is_error(), made.get_error()
     return made
@@ -194,7 +199,7 @@ def test_tags_may_be_tokens(special: bool, tmp_path: Path) -> None:
     backend.add_tokens(tags)
     ids = {tag.content: backend.token_to_id(tag.content) for tag in tags}
     vocabulary = LLTokenizer(backend.to_str(), n_vocab=backend.get_vocab_size(), eos_token=[0])
-    rules = CallRules(lambda tag: f"<[{ids[tag]}]>", lambda _: "", {}, {"f": closed({"a": TEXT})}, many=False)
+    rules = CallRules(lambda tag: f"<[{ids[tag]}]>", lambda _: "", json.dumps, {"f": closed({"a": TEXT})}, many=False)
     made = LLMatcher(vocabulary, f"start: calls\n{CALL_FORMATS['glm45'].grammar(rules)}{BLANKS}", log_level=0)
     for value, is_whole in (("x </ <y>\n", True), ("</arg_value>x", False)):
         token_ids, copy = backend.encode(written("glm45", {"a": value}), add_special_tokens=False).ids, made.deep_copy()
@@ -238,9 +243,28 @@ def test_whatever_a_model_writes_under_the_rules_is_read_as_an_instance(
         (closed({f"a{i}": {"$ref": "#/$defs/n"} for i in range(40)}, **{"$defs": LARGE}), "arguments whose rules"),
         ({"type": "object", "required": [{}]}, "what is no schema"),
         ({"type": "object", "properties": 5}, "what is no schema"),
+        ({"type": "object", "properties": "x"}, "what is no schema"),
     ],
 )
 def test_what_rules_cannot_say_is_refused_by_name(name: str, schema: Schema, reason: str) -> None:
-    rules = CallRules(json.dumps, lambda _: "", {}, {"f": schema}, many=False)
+    rules = CallRules(json.dumps, lambda _: "", json.dumps, {"f": schema}, many=False)
     with pytest.raises(UnsupportedSchemaError, match=f'tool "f": {reason}'):
         CALL_FORMATS[name].grammar(rules)
+
+
+def test_many_large_tools_are_refused_before_the_rules_of_all_are_made() -> None:
+    seen: list[Schema] = []
+
+    def counted(schema: Schema) -> str:
+        seen.append(schema)
+        return json.dumps(schema)
+
+    large = closed({f"n{i}": {"type": "integer", "title": "x" * 1000} for i in range(30)})
+    rules = CallRules(json.dumps, lambda _: "", counted, {f"f{i}": large for i in range(512)}, many=False)
+    for make in (
+        lambda: rules.by_tool("named", lambda name, arguments: f"{name} {arguments}"),
+        lambda: CALL_FORMATS["glm45"].grammar(rules),
+    ):
+        with pytest.raises(UnsupportedSchemaError, match="the rules of all tools take more than 262144 bytes"):
+            make()
+    assert 0 < len(seen) < 20

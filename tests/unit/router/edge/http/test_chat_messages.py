@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import jsonschema
 import pytest
 
+from services.router.edge.answer.families import CALL_FORMATS, AnswerFormats
 from services.router.edge.http.openai.chat import Chat, ParsedChat
 from services.router.edge.text.prompt_tokenizer import ChatPrompt
 from shared.errors import InvalidRequest
@@ -116,7 +118,7 @@ def test_a_named_tool_holds_the_answer_to_its_parameters(tokenizer: Tokenizer) -
     }
 
 
-def test_required_tools_hold_the_answer_to_a_list_of_calls_whose_definitions_stay_apart(tokenizer: Tokenizer) -> None:
+def test_required_tools_hold_the_answer_to_a_list_of_calls_whose_schemas_stay_apart(tokenizer: Tokenizer) -> None:
     structure = parse(
         tokenizer, tools=[TIME, WEATHER], tool_choice="required", parallel_tool_calls=False
     ).sampling.structured_output
@@ -125,5 +127,45 @@ def test_required_tools_hold_the_answer_to_a_list_of_calls_whose_definitions_sta
     assert (schema["type"], schema["minItems"], schema["maxItems"]) == ("array", 1, 1)
     time, weather = schema["items"]["anyOf"]
     assert time["properties"]["name"] == {"const": "time"}
-    assert weather["properties"]["parameters"]["properties"]["city"] == {"$ref": "#/$defs/1.city"}
-    assert schema["$defs"] == {"1.city": {"type": "string"}}
+    assert weather["properties"]["parameters"] == {"$ref": "#/$defs/1"}
+    assert schema["$defs"]["1"] == {
+        "type": "object",
+        "properties": {"city": {"$ref": "#/$defs/1/$defs/city"}},
+        "$defs": {"city": {"type": "string"}},
+        "additionalProperties": False,
+    }
+
+
+def test_a_tools_references_are_within_its_own_schema_wherever_that_stands(tokenizer: Tokenizer) -> None:
+    properties = {
+        "name": {"type": "string"},
+        "again": {"$ref": "#/properties/name"},
+        "children": {"type": "array", "items": {"$ref": "#"}},
+    }
+    parameters = {"type": "object", "properties": properties, "required": ["name"]}
+    tree = {"type": "function", "function": {"name": "tree", "parameters": parameters}}
+    structure = parse(tokenizer, tools=[WEATHER, tree], tool_choice="required").sampling.structured_output
+    assert structure is not None
+    schema = json.loads(structure.text)
+    whole = {"name": "a", "again": "b", "children": [{"name": "c", "children": []}]}
+    jsonschema.validate([{"name": "tree", "parameters": whole}], schema)
+    for wrong in ({"name": "a", "again": 5}, {"name": "a", "children": [{}]}, {"name": "a", "children": [[]]}):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate([{"name": "tree", "parameters": wrong}], schema)
+
+
+@pytest.mark.parametrize("key", ["$defs", "definitions"])
+@pytest.mark.parametrize("value", [5, [1], "x", True])
+def test_definitions_that_are_none_do_not_break_a_list_of_calls(tokenizer: Tokenizer, key: str, value: object) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", key: value}}}
+    assert parse(tokenizer, tools=[tool], tool_choice="required").sampling.structured_output is not None
+
+
+@pytest.mark.parametrize("name", ["hermes", "openai"])
+def test_forced_tools_that_are_too_large_together_are_refused_by_field(tokenizer: Tokenizer, name: str) -> None:
+    parameters = {"type": "object", "properties": {"a": {"type": "integer", "description": "x" * 3000}}}
+    tools = [{"type": "function", "function": {"name": f"f{i}", "parameters": parameters}} for i in range(100)]
+    chat = Chat(tokenizer, "m", AnswerFormats(CALL_FORMATS[name], None))
+    with pytest.raises(InvalidRequest, match="the rules of all tools take more than 262144 bytes") as caught:
+        chat.parse(json.dumps({"messages": [USER], "tools": tools, "tool_choice": "required"}).encode())
+    assert caught.value.field == "tools"

@@ -60,6 +60,20 @@ def requests(**fields: object) -> list[CommonRequest]:
             "structured_outputs.json",
         ),
         (
+            {
+                "structured_outputs": {
+                    "json": {"properties": {"properties": POINT, "kind": {"enum": [{"properties": 1}]}}},
+                    "disable_additional_properties": True,
+                }
+            },
+            SCHEMA,
+            {
+                "properties": {"properties": CLOSED, "kind": {"enum": [{"properties": 1}]}},
+                "additionalProperties": False,
+            },
+            "structured_outputs.json",
+        ),
+        (
             {"structured_outputs": {"json_object": True, "whitespace_pattern": " ?"}},
             SCHEMA,
             {**any_object(), "x-guidance": {"whitespace_pattern": " ?"}},

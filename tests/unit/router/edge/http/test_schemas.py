@@ -331,7 +331,7 @@ def test_of_thousands_of_wrong_members_some_are_named() -> None:
 
 
 def test_a_structure_given_as_a_text_that_is_nested_too_deeply_is_refused_by_name() -> None:
-    schema = '{"items":' * 700 + "{}" + "}" * 700
+    schema = '{"allOf":[' * 400 + "{}" + "]}" * 400
     fields = {"json": schema, "disable_additional_properties": True}
     with pytest.raises(InvalidRequest, match="nested") as caught:
         parse_chat(chat(structured_outputs=fields)).structured_output()

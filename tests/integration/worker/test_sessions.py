@@ -293,6 +293,14 @@ async def test_a_newer_session_ends_the_older_one_and_frees_its_requests(caplog)
     assert reasons == [": replaced by a newer session", ""]
 
 
+async def test_a_session_that_is_over_keeps_nothing_of_what_its_router_did_not_read():
+    over = session.Session(1, "r")
+    over.send(load=types_pb2.Load())
+    over.close()
+    assert not over._outbox
+    assert await over.next_envelope() is None
+
+
 async def test_two_routers_of_one_name_do_not_end_each_others_sessions():
     async with (
         serving(DECODE) as worker,

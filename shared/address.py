@@ -82,4 +82,5 @@ def _is_ipv6(host: str) -> bool:
 
 
 def _is_name(host: str) -> bool:
-    return host == host.strip() and not set(":[]/=") & set(host)
+    labels = host.removesuffix(".").split(".")  # what looks names up raises UnicodeError for others
+    return host == host.strip() and not set(":[]/=") & set(host) and all(0 < len(label) < 64 for label in labels)

@@ -129,12 +129,15 @@ def _read_yaml(path: Path | None) -> dict[str, Any]:
         content = yaml.safe_load(path.read_text())
     except OSError as error:
         raise ConfigError(f"cannot read the configuration file {path}: {error.strerror}", field="config") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: no UTF-8, or a day that no month has
         raise ConfigError(f"{path} is not valid YAML: {error}", field="config") from error
     if content is None:
         return {}
     if not isinstance(content, dict):
         raise ConfigError(f"{path} must hold a mapping of settings", field="config")
+    for key in content:
+        if not isinstance(key, str) or key.startswith("_"):  # pydantic-settings' own parameters begin so
+            raise ConfigError(f"setting {key}: there is none of that name", field=str(key))
     return content
 
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from shared.errors import TandemError
-from tandem import Options, TandemClient
+from tandem import Answer, Options, TandemClient
 from tandem_cli.failures import report
 from tandem_cli.generate import write_text
 from tandem_cli.options import LOCAL, Connection, MaxTokens, Temperature, TopP
@@ -53,9 +53,10 @@ def _converse(client: TandemClient, sampling: Options, system: str, interactive:
         if not line:
             continue
         turn = [*messages, {"role": "user", "content": line}]
-        stream = client.stream(turn, **sampling)
-        answer = stream.answer
+        answer = Answer()
         try:
+            stream = client.stream(turn, **sampling)
+            answer = stream.answer
             with stream:
                 for delta in stream:
                     write_text(delta.text)

@@ -27,6 +27,9 @@ from tandem_cli.options import (
 )
 from tandem_cli.split_view import print_summary
 
+_MAX_DIGITS = 20
+"""Of a token's id; Python reads no number of some thousand."""
+
 
 def generate(
     prompt: Annotated[str, typer.Argument(help="The prompt; - reads it from stdin.")],
@@ -125,7 +128,7 @@ def _fields(message: types_pb2.Usage | types_pb2.TtftSplit) -> dict[str, float]:
 def parse_token_ids(text: str) -> list[int]:
     """`1,15 9` as numbers of 32 bits; raises InvalidRequest."""
     parts = text.replace(",", " ").split()
-    if not all(part.isdecimal() and int(part) < 2**32 for part in parts):
+    if not all(part.isdecimal() and len(part) <= _MAX_DIGITS and int(part) < 2**32 for part in parts):
         message = f"token ids must be comma-separated numbers below 2**32, got {brief(repr(text))}"
         raise InvalidRequest(message, field="token_ids")
     return [int(part) for part in parts]

@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from shared.environment import check_variables
-from shared.errors import TandemError
+from shared.errors import InvalidRequest, TandemError, brief
 from tandem_cli import EXIT_INTERRUPTED
 from tandem_cli.cache import build_cache_app
 from tandem_cli.chat import chat
@@ -19,7 +19,7 @@ from tandem_cli.dataclass_options import spread
 from tandem_cli.drain import drain, undrain
 from tandem_cli.elsewhere import ServeCommand
 from tandem_cli.explain import explain
-from tandem_cli.failures import exit_status, report
+from tandem_cli.failures import EXIT_INVALID, exit_status, report
 from tandem_cli.fit.command import fit
 from tandem_cli.generate import generate
 from tandem_cli.preflight import preflight
@@ -97,6 +97,9 @@ def main() -> None:
     except TandemError as error:
         report(error, flags_of(command, sys.argv[1:]))
         sys.exit(exit_status(error))
+    except (UnicodeEncodeError, UnicodeDecodeError) as error:  # in an argument, from stdin, or on a terminal without it
+        report(InvalidRequest(f"{brief(repr(error.object))}: {error}"))
+        sys.exit(EXIT_INVALID)
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
 

@@ -16,9 +16,9 @@ def count_of(text: str, option: str, most: int, least: int = 1) -> int:
     """A whole number: `8000`, `128k` (128,000), `128Ki` (131,072). Raises ConfigError naming the option."""
     number, unit = _split(text, option, _COUNT_UNITS, "a whole number such as 8000, 128k (128,000) or 128Ki (131,072)")
     value = number * _COUNT_UNITS[unit]
+    _check(value, text, option, least, most, "")
     if value != int(value):
         raise ConfigError(f"--{option}: {text.strip()} is {value:g}, not a whole number", field=option, value=text)
-    _check(value, text, option, least, most, "")
     return int(value)
 
 

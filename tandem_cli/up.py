@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -105,7 +106,7 @@ def find_model(model: str) -> tuple[Path, str]:
     if not model:
         return DEMO_MODEL, ""
     path = Path(model)
-    if path.suffix == ".gguf" and path.is_file():
+    if path.suffix == ".gguf" and os.path.isfile(path):
         from shared.model.gguf.folder import gguf_folder  # imported here: torch takes a while
 
         return gguf_folder(path, Path.home() / ".cache" / "tandem" / "gguf"), path.stem

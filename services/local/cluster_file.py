@@ -70,7 +70,7 @@ def _mapping(path: Path) -> dict[str, Any]:
         content = yaml.safe_load(path.read_text())
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}", field="config") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: no UTF-8, or a day that no month has
         raise ConfigError(f"{path} is not valid YAML: {error}", field="config") from error
     if not isinstance(content, dict):
         raise ConfigError(f"{path} must hold a mapping of options", field="config")

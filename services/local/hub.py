@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from dataclasses import dataclass
@@ -35,7 +36,7 @@ def hub_model(model: str, field: str = "model") -> HubModel | None:
     """The model that `hf://ORG/NAME[@REVISION]` or `ORG/NAME[@REVISION]` names; None for anything else, and for what
     exists here as a file or folder. Raises ConfigError (`field`) for an `hf://` that is no such name."""
     text = model.removeprefix(SCHEME)
-    if text == model and Path(model).exists():
+    if text == model and os.path.exists(model):  # False too where it cannot be looked at: who reads it says why
         return None
     found = _ID.match(text)
     if found is not None:

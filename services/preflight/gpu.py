@@ -145,7 +145,8 @@ def compute_on(device: str) -> tuple[Finding, Gpu | None]:
         assert int(torch.ones(2, device=place).sum()) == 2
         free, total = torch.cuda.mem_get_info(place)
     except (RuntimeError, AssertionError) as error:
-        return fail(CHECK, f"{device} does not compute: {str(error).splitlines()[0]}", _ASK_FOR_GPU), None
+        reason = next(iter(str(error).splitlines()), "1 and 1 are not 2")
+        return fail(CHECK, f"{device} does not compute: {reason}", _ASK_FOR_GPU), None
     gpu = Gpu(properties.name, free, total)
     text = f"{device} is {gpu.name}, {size(free)} of {size(total)} free"
     if free < BUSY_SHARE * total:

@@ -136,7 +136,7 @@ def kv_bytes_per_token(need: EngineNeed) -> float:
 
 
 def _unreadable(folder: Path) -> Finding | None:
-    if folder.is_file():
+    if os.path.isfile(folder):
         try:
             check_folder(folder)
         except ModelLoadError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -62,7 +63,7 @@ def termination_message(findings: Sequence[Finding]) -> str:
 
 def write_termination_message(path: Path, findings: Sequence[Finding]) -> str:
     """Writes it where the file is there already, as in a Pod. Returns why it could not, or an empty text."""
-    if not failed(findings) or not path.exists():
+    if not failed(findings) or not os.path.exists(path):
         return ""
     try:
         path.write_text(termination_message(findings))

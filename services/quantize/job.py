@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -68,7 +69,7 @@ def quantize(source: Path, out: Path, wish: Wish, on_progress: OnProgress) -> Wr
             rounded; a name to keep that no layer has; a text that cannot be read or is too short.
         ModelLoadError: the source cannot be served.
     """
-    if out.exists():
+    if os.path.exists(out):
         raise ConfigError(f"{out} exists already: name a folder that does not", field="out", value=str(out))
     config = load_config(source)
     files = checkpoint_files(source)

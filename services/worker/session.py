@@ -91,12 +91,11 @@ class Session:
     def close(self) -> None:
         """Nothing more is sent; what waits to be is dropped. Twice is fine."""
         self.closed = True
-        self._outbox.close()
+        self._outbox.drop()
 
     async def next_envelope(self) -> bytes | None:
         """The next envelope to write; None once the session is closed."""
-        events = await self._outbox.take()
-        return None if self.closed else events
+        return await self._outbox.take()
 
 
 class EngineProgress:

@@ -40,6 +40,11 @@ class Outbox:
         self._is_closed = True
         self._wake_writer()
 
+    def drop(self) -> None:
+        """As `close`, and nothing of what waits is taken."""
+        self._waiting.clear()
+        self.close()
+
     async def take(self) -> bytes | None:
         """Waits for envelopes, and returns them joined; None once it is closed and empty."""
         while not self._waiting:

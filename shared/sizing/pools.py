@@ -9,7 +9,7 @@ from dataclasses import replace
 from shared.errors import ConfigError
 from shared.sizing.load import Hardware, Load, PoolFit
 from shared.sizing.memory import Room, rooms
-from shared.sizing.queueing import servers_needed, waits_longer
+from shared.sizing.queueing import MAX_SERVERS, servers_needed, waits_longer
 from shared.sizing.shapes import ModelShape
 from shared.sizing.step_time import StepTimes, StepWork
 
@@ -29,9 +29,19 @@ def prefill_pool(model: ModelShape, load: Load, hardware: Hardware) -> PoolFit:
         if alone_s > load.ttft_s:
             continue
         offered = load.rate * alone_s
+        if offered >= MAX_SERVERS:
+            continue
         workers = servers_needed(offered, alone_s, load.ttft_s - alone_s, load.late_share, VARIATION)
         reason = f"{load.rate:.3g} req/s × {alone_s:.3g} s keep {offered:.2f} workers busy"
         fits.append(_fit("prefill", name, workers, room, 1, [reason], ttft_s=alone_s, busy=offered / workers))
+    if not fits and fastest_s <= load.ttft_s:
+        raise ConfigError(
+            f"--rate {load.rate:g} keeps {load.rate * fastest_s:.0f} of the largest prefill workers busy, the most are "
+            f"{MAX_SERVERS}",
+            field="rate",
+            limit=MAX_SERVERS,
+            value=load.rate,
+        )
     if not fits:
         raise ConfigError(
             f"a prompt of {load.prompt_len} tokens takes {fastest_s:.3g} s alone on the largest worker of "
@@ -51,8 +61,8 @@ def decode_pool(model: ModelShape, load: Load, hardware: Hardware) -> PoolFit:
     for room in rooms(model, gpu, name, load.context, hardware):
         times = hardware.step_times(model, gpu, room.spread)
         fastest_s = min(fastest_s, _step_s(times, load, 1))
-        by_memory, by_time = room.kv_tokens // load.context, _largest_batch(times, load)
-        batch = min(by_memory, by_time)
+        by_memory = room.kv_tokens // load.context
+        by_time = batch = _largest_batch(times, load, by_memory)
         if batch < 1:
             continue
         workers = -(-load.concurrency // batch)
@@ -138,12 +148,9 @@ def _chunk_beside(times: StepTimes, load: Load, batch: int) -> int:
     return bisect_right(range(1, _MOST_CHUNK), load.tpot_s, key=seconds)
 
 
-def _largest_batch(times: StepTimes, load: Load) -> int:
-    """The most sequences whose step keeps TPOT; steps of more sequences are longer."""
-    most = 1
-    while _step_s(times, load, most) <= load.tpot_s:
-        most *= 2
-    return bisect_right(range(1, most), load.tpot_s, key=lambda batch: _step_s(times, load, batch))
+def _largest_batch(times: StepTimes, load: Load, most: int) -> int:
+    """The most sequences, up to `most`, whose step keeps TPOT; steps of more sequences are not shorter."""
+    return bisect_right(range(1, most + 1), load.tpot_s, key=lambda batch: _step_s(times, load, batch))
 
 
 def _fit(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import urllib.error
 import urllib.request
@@ -60,7 +61,7 @@ def _fetched(place: str, api_key: str) -> str:
     except urllib.error.HTTPError as error:
         why = "it needs an API key: --api-key" if error.code in (401, 403) else f"it answers {error.code}"
         raise ConfigError(f"--measured: {place}: {why}", field="measured") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:  # the last: no HTTP, or no URL
         raise ConfigError(f"--measured: {place} does not answer: {error}", field="measured") from error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +19,7 @@ def shape_of(model: str) -> ModelShape:
     if model.lower() in named:
         return named[model.lower()]
     path = Path(model)
-    if not path.exists():
+    if not os.path.exists(path):
         raise ConfigError(
             f"{model} is neither a model folder nor one of {', '.join(named)}", field="model", value=model
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from array import array
 from pathlib import Path
 from types import TracebackType
@@ -43,7 +44,7 @@ class TraceFile:
         """Raises ConfigError where the trace is there already, cannot be written, or has another format's name."""
         if self.path.suffix.lower() in _OTHER_FORMATS:
             raise ConfigError(f"--out: the trace is JSON lines, not {self.path.suffix}: name it .jsonl", field="out")
-        if self.path.exists():
+        if os.path.exists(self.path):
             raise ConfigError(f"--out: {self.path} is there already; name another file", field="out")
         try:
             self._file = self._part.open("w+b")

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from shared.address import MAX_PORT, Address, parse_named
 from shared.errors import ConfigError
 
-NAMES = st.text(string.ascii_letters + string.digits + ".-_", min_size=1, max_size=20)
+LABELS = st.text(string.ascii_letters + string.digits + "-_", min_size=1, max_size=20)
+NAMES = st.lists(LABELS, min_size=1, max_size=3).map(".".join) | LABELS.map("{}.".format)
 ADDRESSES = st.builds(
     Address,
     NAMES | st.ip_addresses().map(str) | st.integers(1, 9).map(lambda zone: f"fe80::1%eth{zone}"),
@@ -42,7 +43,11 @@ def test_any_text_is_an_address_or_a_typed_error_that_names_the_setting(text: st
 
 @pytest.mark.parametrize(
     "text",
-    ["", "8000", "host:", ":80", "host:port", "host:70000", "host:-1", "host:²", "host: 1", "host:000080", " host:1"],
+    [
+        *("", "8000", "host:", ":80", "host:port", "host:70000", "host:-1", "host:²", "host: 1", "host:000080"),
+        " host:1",
+        *("10.0.0..1:80", ".host:80", ".:80", f"{'h' * 64}:80"),  # which no look-up takes
+    ],
 )
 def test_what_is_no_address_names_the_setting(text: str) -> None:
     with pytest.raises(ConfigError) as caught:

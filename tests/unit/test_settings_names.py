@@ -153,3 +153,21 @@ def test_the_new_name_counts_where_both_are_set(tmp_path, monkeypatch):
 def test_new_names_warn_of_nothing(caplog):
     load_settings(WorkerSettings, [*WORKER, "--max-num-batched-tokens", "64"])
     assert caplog.messages == []
+
+
+@pytest.mark.parametrize(
+    ("content", "field"),
+    [
+        (b"log_level: \xff", "config"),
+        (b"log_level: 2026-13-45", "config"),
+        (b"8000: x", "8000"),
+        (b"on: x", "True"),
+        (b"_env_prefix: X_", "_env_prefix"),
+        (b"_cli_parse_args: x", "_cli_parse_args"),
+    ],
+)
+def test_a_file_of_other_things_than_settings_is_refused(tmp_path, content, field):
+    (tmp_path / "file.yaml").write_bytes(content)
+    with pytest.raises(ConfigError) as caught:
+        load_settings(RouterSettings, ["--config", str(tmp_path / "file.yaml"), "--model", "m"])
+    assert caught.value.field == field

@@ -30,7 +30,13 @@ VLLM: tuple[Observed[RouterSources], ...] = (
         gauge("vllm:num_requests_waiting", "As tandem_router_waiting_requests."),
         lambda router: router.dispatcher.num_waiting,
     ),
-    Observed(gauge("vllm:kv_cache_usage_perc", "Share of the decode workers' KV blocks in use, 0 to 1."), _kv_share),
+    Observed(
+        gauge(
+            "vllm:kv_cache_usage_perc",
+            "Share of the decode workers' KV blocks that running answers have or are expected to take, 0 to 1.",
+        ),
+        _kv_share,
+    ),
     Observed(
         counter("vllm:prefix_cache_queries_total", "Prompt tokens of finished requests."),
         lambda router: router.counts.counts.num_prompt_tokens,

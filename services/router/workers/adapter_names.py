@@ -11,7 +11,7 @@ from services.router.placement.views import NamedAdapter
 from services.router.workers.link import WorkerLink
 from shared.errors import Internal, InvalidRequest, NotFound, TandemError, WorkerLost
 from shared.rpc.pb.tandem.v1 import types_pb2
-from shared.tasks import end_task
+from shared.tasks import end_task, unbroken
 
 logger = logging.getLogger(__name__)
 
@@ -71,46 +71,52 @@ class AdapterDirectory:
     ) -> tuple[NamedAdapter, list[str]]:
         """Brings an adapter to every connected worker, then gives it the name: requests that come when this has
         returned get it. Returns it, and the workers that have it. Raises what a worker refuses it with, or `admit` once
-        it is read, and WorkerLost without any worker; the name means then what it meant."""
+        it is read, and WorkerLost without any worker; the name means then what it meant. It runs to its end where its
+        caller is gone: workers would keep what they read."""
         async with self._changing:
-            workers = self._connected()
-            answers = await asyncio.gather(
-                *(worker.calls.load_adapter(name, folder=folder) for worker in workers), return_exceptions=True
+            return await unbroken(self._load(name, folder, admit))
+
+    async def _load(
+        self, name: str, folder: str, admit: Callable[[NamedAdapter], None]
+    ) -> tuple[NamedAdapter, list[str]]:
+        workers = self._connected()
+        answers = await asyncio.gather(
+            *(worker.calls.load_adapter(name, folder=folder) for worker in workers), return_exceptions=True
+        )
+        refused = next((answer for answer in answers if isinstance(answer, BaseException)), None)
+        read = {
+            worker.name: answer
+            for worker, answer in zip(workers, answers, strict=True)
+            if not isinstance(answer, BaseException)
+        }
+        digests = {answer.digest for answer in read.values()}
+        if refused is None and len(digests) > 1:
+            refused = InvalidRequest(
+                f"lora_path holds different adapters on workers {', '.join(read)}", field="lora_path"
             )
-            refused = next((answer for answer in answers if isinstance(answer, BaseException)), None)
-            read = {
-                worker.name: answer
-                for worker, answer in zip(workers, answers, strict=True)
-                if not isinstance(answer, BaseException)
-            }
-            digests = {answer.digest for answer in read.values()}
-            if refused is None and len(digests) > 1:
-                refused = InvalidRequest(
-                    f"lora_path holds different adapters on workers {', '.join(read)}", field="lora_path"
-                )
-            if refused is None:
-                try:
-                    admit(_named(name, next(iter(read.values()))))
-                except TandemError as error:
-                    refused = error
-            if refused is not None:
-                undo = [
-                    worker.calls.unload_adapter(digest=read[worker.name].digest)
-                    for worker in workers
-                    if worker.name in read
-                ]
-                await asyncio.gather(*undo, return_exceptions=True)
-                raise refused if isinstance(refused, TandemError) else Internal(f"{type(refused).__name__}: {refused}")
-            adapter = next(iter(read.values()))
-            self._loaded[name] = (folder, adapter.digest)
-            named = self._named[name] = _named(name, adapter)  # workers know the digest
-            naming = [worker.calls.load_adapter(name, digest=adapter.digest) for worker in workers]
-            await self._on_all(workers, naming)
-            for worker in self._workers():  # one that has come meanwhile
-                if worker.connected and worker not in workers:
-                    self._bring_missing(worker)
-            logger.info("adapter %r is %s", name, adapter.digest)
-            return named, [worker.name for worker in workers]
+        if refused is None:
+            try:
+                admit(_named(name, next(iter(read.values()))))
+            except TandemError as error:
+                refused = error
+        if refused is not None:
+            undo = [
+                worker.calls.unload_adapter(digest=read[worker.name].digest)
+                for worker in workers
+                if worker.name in read
+            ]
+            await asyncio.gather(*undo, return_exceptions=True)
+            raise refused if isinstance(refused, TandemError) else Internal(f"{type(refused).__name__}: {refused}")
+        adapter = next(iter(read.values()))
+        self._loaded[name] = (folder, adapter.digest)
+        named = self._named[name] = _named(name, adapter)  # workers know the digest
+        naming = [worker.calls.load_adapter(name, digest=adapter.digest) for worker in workers]
+        await self._on_all(workers, naming)
+        for worker in self._workers():  # one that has come meanwhile
+            if worker.connected and worker not in workers:
+                self._bring_missing(worker)
+        logger.info("adapter %r is %s", name, adapter.digest)
+        return named, [worker.name for worker in workers]
 
     async def unload(self, name: str) -> list[str]:
         """The name is unknown at once; running requests keep their adapter. Returns the workers that had it. Raises

@@ -87,7 +87,7 @@ class Fleet:
         self._on_change = on_change
         self._collocated = collocated
         self._limits = limits or LivenessLimits()
-        self._greeting = Greeting(router_name, self._limits, secrets.randbits(64), tpot_target_s)
+        self._greeting = Greeting(router_name, self._limits, tpot_target_s=tpot_target_s)
         self._credentials = credentials
         self._texts_digest = texts_digest
         self._token = token
@@ -253,7 +253,8 @@ class Fleet:
     def _connect(self, worker: DiscoveredWorker) -> None:
         link = WorkerLink(
             worker,
-            self._greeting,
+            # Its sessions replace each other, and not those of a retired link to the same process.
+            replace(self._greeting, router_incarnation=secrets.randbits(64)),
             partial(self._check, worker.name),
             self._on_change,
             {WorkerRole.PREFILL: self.prefill_pool, WorkerRole.DECODE: self.decode_pool},

@@ -48,8 +48,9 @@ class SlotTable:
 
     @property
     def resident(self) -> frozenset[str]:
-        """Digests of those that can be used now."""
-        return frozenset(digest for digest, held in self._held.items() if not held.is_loading)
+        """Digests of those that can be used now. From any thread: the metrics page asks for them."""
+        held_now = self._held.copy()  # atomic: others come and go meanwhile
+        return frozenset(digest for digest, held in held_now.items() if not held.is_loading)
 
     @property
     def loading(self) -> frozenset[str]:

@@ -89,7 +89,10 @@ METRICS: tuple[Observed[WorkerSources], ...] = (
         lambda worker: worker.load.num_queued_tokens,
     ),
     Observed(
-        gauge("tandem_worker_draining", "1 while the worker takes no new work because it is ending, else 0."),
+        gauge(
+            "tandem_worker_draining",
+            "1 while the worker takes no new work, since it ends, is drained, sleeps or changes its weights, else 0.",
+        ),
         lambda worker: worker.load.draining,
     ),
     # Adapters

@@ -21,7 +21,13 @@ VLLM: tuple[Observed[WorkerSources], ...] = (
         gauge("vllm:num_requests_waiting", "As tandem_engine_waiting_sequences."),
         lambda worker: worker.load.num_waiting,
     ),
-    Observed(gauge("vllm:kv_cache_usage_perc", "Share of the KV pool's blocks in use, 0 to 1."), _kv_share),
+    Observed(
+        gauge(
+            "vllm:kv_cache_usage_perc",
+            "Share of the KV pool's blocks that running answers have or are expected to take, 0 to 1.",
+        ),
+        _kv_share,
+    ),
     Observed(
         counter("vllm:num_preemptions_total", "As tandem_engine_preemptions_total."),
         lambda worker: worker.load.num_preemptions,

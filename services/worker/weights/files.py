@@ -47,11 +47,9 @@ def folder_files(folder: Path) -> list[Path]:
 
 def is_whole(folder: Path) -> bool:
     """Whether the folder has a configuration and all of its weights' files."""
-    if not (folder / CONFIG_FILE).is_file():
-        return False
     try:
-        return bool(checkpoint_files(folder))
-    except ModelLoadError:
+        return (folder / CONFIG_FILE).is_file() and bool(checkpoint_files(folder))
+    except (OSError, ModelLoadError):
         return False
 
 

@@ -21,10 +21,16 @@ _WANTED = "a model is a folder in Hugging Face layout: config.json, tokenizer.js
 
 
 def check_folder(path: Path) -> None:
-    """Raises ModelLoadError (`field` model) where `path` is no folder: missing, a GGUF file, one of a model's files."""
-    if path.is_dir():
-        return
-    if not path.is_file():
+    """Raises ModelLoadError (`field` model) where `path` is no folder: missing, a GGUF file, one of a model's files; or
+    one that this user may not look into."""
+    try:
+        if path.is_dir():
+            (path / CONFIG_FILE).is_file()  # raises where what lies in it cannot be looked at
+            return
+        is_file = path.is_file()
+    except OSError as error:
+        raise _error(path, f"model folder {path} cannot be read: {error.strerror}") from error
+    if not is_file:
         raise _error(path, f"model folder {path} does not exist")
     if is_gguf(path):
         raise _error(path, f"{path} is a GGUF file, which `tandem serve --model` takes; here {_WANTED}")

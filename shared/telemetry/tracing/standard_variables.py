@@ -4,7 +4,6 @@ https://opentelemetry.io/docs/specs/otel/configuration/sdk-environment-variables
 from __future__ import annotations
 
 from collections.abc import Mapping
-from urllib.parse import urlsplit
 
 _PARTS = {"protocol": "PROTOCOL", "headers": "HEADERS", "certificate": "CERTIFICATE"}
 
@@ -29,7 +28,7 @@ def standard_traces(environment: Mapping[str, str | None], fields: frozenset[str
 
 def _of_all_signals(endpoint: str, protocol: str) -> str:
     """Below the path of an endpoint for all signals, traces have one of their own; gRPC knows no path."""
-    if protocol != "http/protobuf" or not urlsplit(endpoint).path.strip("/"):
+    if protocol == "grpc" or not endpoint.partition("://")[2].partition("/")[2].strip("/"):
         return endpoint
     return f"{endpoint.rstrip('/')}/v1/traces"
 

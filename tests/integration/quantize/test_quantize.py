@@ -285,6 +285,8 @@ def test_sources_that_are_not_plain_and_folders_that_exist_are_refused(tmp_path)
             written(folder, tmp_path / "out", Wish("int4"))
     with pytest.raises(ConfigError, match="exists already"):
         written(source, source, Wish("int4"))
+    with pytest.raises(ConfigError, match="cannot be written"):
+        written(source, tmp_path / ("x" * 300), Wish("int4"))
     assert sorted(tmp_path.iterdir()) == before
 
 

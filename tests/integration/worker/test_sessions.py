@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+from dataclasses import replace
 from types import SimpleNamespace
 
 import grpc.aio
 import pytest
 
+from services.router.placement.views import NO_WORK
+from services.router.workers.discovery import DiscoveredWorker
+from services.router.workers.fleet import Fleet
 from services.worker import session
 from shared.engine.messages import EngineDied, SequenceReserved
 from shared.engine.speculation.ngram import NgramDrafter
@@ -289,6 +293,14 @@ async def test_a_newer_session_ends_the_older_one_and_frees_its_requests(caplog)
     assert reasons == [": replaced by a newer session", ""]
 
 
+async def test_a_session_that_is_over_keeps_nothing_of_what_its_router_did_not_read():
+    over = session.Session(1, "r")
+    over.send(load=types_pb2.Load())
+    over.close()
+    assert not over._outbox
+    assert await over.next_envelope() is None
+
+
 async def test_two_routers_of_one_name_do_not_end_each_others_sessions():
     async with (
         serving(DECODE) as worker,
@@ -298,6 +310,51 @@ async def test_two_routers_of_one_name_do_not_end_each_others_sessions():
         for router in (first, second):
             await router.reserve("a", prefill_here=True)
             assert await router.tokens("a") == ANSWER
+
+
+class _Discovery:
+    """Workers that `name` replaces."""
+
+    failure = ""
+
+    def __init__(self, *workers) -> None:
+        self.workers = workers
+
+    def start(self, on_change) -> None:
+        self._on_change = on_change
+
+    async def close(self) -> None:
+        pass
+
+    def name(self, *workers) -> None:
+        self.workers = workers
+        self._on_change()
+
+
+async def test_a_worker_whose_label_changes_finishes_what_it_has_of_its_router():
+    async with serving(DECODE) as worker:
+        here = DiscoveredWorker("w", DECODE, worker.rpc.address)
+        discovery = _Discovery(here)
+        fleet = Fleet("r", discovery, lambda: None, collocated=True)
+        fleet.start()
+        try:
+            await until(lambda: fleet.links[0].connected)
+            worker.runner.may_step.clear()  # it runs while the label changes
+            link, got = fleet.links[0], []
+            link.open("a#1", got.append, NO_WORK, num_blocks=3)
+            asked = {"num_prompt_tokens": len(PROMPT), "prefill_here": True, "sampling": SAMPLING}
+            link.reserve(worker_pb2.Reserve(request_id="a#1", **asked), PROMPT)
+            await until(lambda: worker.role.requests)
+            discovery.name(replace(here, label=("zone-a",)))
+            await until(lambda: fleet.links[0].connected)
+            worker.runner.may_step.set()
+            await until(lambda: got and (isinstance(got[-1], Exception) or got[-1].finish_reason))
+            assert [token for message in got for token in message.token_ids] == ANSWER
+            link.close("a#1")
+            await until(lambda: not fleet.retiring)
+            assert fleet.links[0].connected
+        finally:
+            await fleet.close()
 
 
 async def test_a_router_that_falls_silent_is_given_up():

@@ -180,6 +180,13 @@ async def test_a_folder_that_is_whole_stays(source, tmp_path):
     assert not (folder / STAGING).exists()
 
 
+async def test_a_folder_that_cannot_be_looked_at_is_refused_by_name(tmp_path):
+    with pytest.raises(ModelLoadError, match="cannot be written to") as raised:
+        await FolderFetch(tmp_path / ("x" * 300)).from_any(["127.0.0.1:1"])
+    assert raised.value.field == "model"
+    assert not files.is_whole(tmp_path / ("x" * 300))
+
+
 async def test_names_outside_the_folder_are_refused(source, tmp_path, monkeypatch):
     describe = WeightServicer._describe
 

@@ -38,9 +38,10 @@ def tandem(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], 
     monkeypatch.setenv("TANDEM_TARGET", router.target)
     monkeypatch.setenv("COLUMNS", "160")
 
-    def run(*arguments: str, stdin: str = "") -> Result:
+    def run(*arguments: str, stdin: str | bytes = "") -> Result:
         monkeypatch.setattr(sys, "argv", ["tandem", *arguments])
-        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
+        piped = io.StringIO(stdin) if isinstance(stdin, str) else io.TextIOWrapper(io.BytesIO(stdin), "utf-8")
+        monkeypatch.setattr(sys, "stdin", piped)
         with pytest.raises(SystemExit) as caught:
             main()
         captured = capsys.readouterr()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import socket
+import threading
 from pathlib import Path
 
 import pytest
@@ -33,7 +35,7 @@ def test_quantities():
     assert [seconds_of(text, "ttft", 3600) for text in ("1s", "40ms", "2min", "0.5")] == [1.0, 0.04, 120.0, 0.5]
 
 
-@pytest.mark.parametrize("text", ["", "k", "-1", "1.5", "12q", "1e9", "0", "99999999999", "nan"])
+@pytest.mark.parametrize("text", ["", "k", "-1", "1.5", "12q", "1e9", "0", "99999999999", "nan", "9" * 400])
 def test_bad_sizes_name_the_option_and_the_limit(text):
     with pytest.raises(ConfigError, match="--context") as refused:
         count_of(text, "context", 10**7)
@@ -106,6 +108,7 @@ def test_codes_of_kv_are_counted_with_their_scales_and_asked_of_the_chart(tandem
         (["8b", "--adapters", "4", "--adapter-rank", "257"], "--adapter-rank: must be from 1 to 256, got 257"),
         (["deepseek-v3", "--adapters", "4"], "--adapters: adapters of this model are not supported"),
         (["8b", "--gpu", "H100", "--max-tensor", "1", "--adapters", "4096"], "GB of adapters do not fit"),
+        (["x" * 300], "is neither a model folder nor one of"),
         ([], "name a model"),
     ],
 )
@@ -229,6 +232,7 @@ def test_a_month_and_the_tokens_from_which_own_gpus_pay(tandem: RunTandem):
         (("--trace", "none.jsonl", "--measured", "none.json"), "none.jsonl"),
         (("--trace", str(HEAD), "--measured", "none.json"), "cannot read none.json"),
         (("--trace", str(HEAD), "--measured", "http://127.0.0.1:1"), "does not answer"),
+        (("--trace", str(HEAD), "--measured", "http://127.0.0.1:http"), "does not answer: nonnumeric port"),
         (("--trace", str(HEAD), "--measured", str(HEAD)), "is not the status of a cluster"),
     ],
 )
@@ -284,3 +288,24 @@ def test_copies_of_adapters_take_the_hosts_memory_and_none_of_the_gpus(tandem: R
     config = [pool["config"]["adapter_host_bytes"] for pool in yaml.safe_load(values.read_text())["pools"]]
     assert set(config) == {copies}
     assert "copies of 200 take 16.8 GB" in tandem("fit", *load, "--adapter-copies", "200").out
+
+
+def test_a_port_that_speaks_no_http_is_named():
+    """As a router's gRPC port does."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def answer() -> None:
+            connection, _ = listening.accept()
+            with connection:
+                connection.sendall(b"\x00\x00\x06\x04\x00\x00\x00\x00\x00\x00\x05\x00\x00@\x00")
+                connection.shutdown(socket.SHUT_WR)
+                while connection.recv(4096):  # its request, so that the end is no reset
+                    pass
+
+        answering = threading.Thread(target=answer)
+        answering.start()
+        place = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        with pytest.raises(ConfigError, match=f"{place} does not answer") as refused:
+            measured_cluster(place, "")
+        answering.join()
+    assert refused.value.field == "measured"

@@ -123,6 +123,9 @@ def test_a_connection_that_breaks_is_taken_up_where_it_was(tandem: RunTandem, ro
     [
         ("--token-ids", "1,x"),
         ("--token-ids", "4294967296"),
+        ("--token-ids", "9" * 5000),
+        ("\udcff",),  # an argument that is not UTF-8
+        ("x", "--target", "\udcff:1"),
         ("x", "--max-tokens", "-1"),
         ("x", "--seed", "-1"),
         ("x", "--nonsense"),
@@ -135,6 +138,12 @@ def test_what_cannot_be_sent_is_status_2(tandem: RunTandem, router: ScriptedRout
     assert result.err
     assert "Traceback" not in result.err
     assert router.requests == []
+
+
+def test_stdin_that_is_not_text_is_one_line(tandem: RunTandem, router: ScriptedRouter) -> None:
+    result = tandem("generate", "-", stdin=b"caf\xe9")
+    assert (result.status, result.err.count("\n"), router.requests) == (2, 1, [])
+    assert result.err.startswith("tandem: b'caf\\xe9': 'utf-8' codec can't decode")
 
 
 def test_nothing_at_the_target_says_how_to_start_a_cluster(tandem: RunTandem, router: ScriptedRouter) -> None:

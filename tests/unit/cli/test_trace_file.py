@@ -77,8 +77,9 @@ def test_nothing_is_written_over_and_nothing_is_left_of_an_empty_recording(tmp_p
     for name in ("t.csv", "t.jsonl.gz"):
         with pytest.raises(ConfigError, match="the trace is JSON lines"), TraceFile(tmp_path / name, 16):
             pass
-    with pytest.raises(ConfigError, match="cannot write"), TraceFile(tmp_path / "none" / "t", 16):
-        pass
+    for path in (tmp_path / "none" / "t", tmp_path / ("x" * 300)):
+        with pytest.raises(ConfigError, match="cannot write"), TraceFile(path, 16):
+            pass
 
 
 def test_a_recording_ends_at_its_last_request_and_tells_what_it_left_out(tmp_path: Path) -> None:

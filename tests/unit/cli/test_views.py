@@ -297,6 +297,20 @@ def test_a_turn_that_failed_is_reported_and_forgotten(tandem: RunTandem, router:
     assert messages(router, 1) == [("user", "Again")]
 
 
+def test_a_turn_that_cannot_be_sent_is_reported_and_forgotten(tandem: RunTandem, router: ScriptedRouter) -> None:
+    result = tandem("chat", stdin="Hi\ncaf\udce9\nMore\n")
+    assert (result.status, result.out) == (0, "Hello, world\nHello, world\n")
+    assert result.err.startswith("tandem: content cannot be 'caf\\udce9'")
+    assert messages(router, 1) == [("user", "Hi"), ("assistant", "Hello, world"), ("user", "More")]
+
+
+@pytest.mark.parametrize("arguments", [("explain", "\udcff"), ("drain", "\udcff"), ("cache", "unpin", "\udcff")])
+def test_a_name_that_is_not_utf8_is_one_line(tandem: RunTandem, arguments: tuple[str, ...]) -> None:
+    result = tandem(*arguments)
+    assert (result.status, result.err.count("\n")) == (2, 1)
+    assert result.err.startswith("tandem: '\\udcff': 'utf-8' codec can't encode")
+
+
 def test_an_unknown_command_is_not_sent(tandem: RunTandem, router: ScriptedRouter) -> None:
     result = tandem("chat", stdin="/quit\n")
     assert "no such command: /quit" in result.err

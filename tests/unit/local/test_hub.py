@@ -52,6 +52,7 @@ for adapters in sys.argv[1:]:
         ("./org/name", None),
         ("a/b/c", None),
         ("models/demo", None),  # it is here
+        (f"/{'x' * 300}", None),  # which cannot be looked at
     ],
 )
 def test_what_is_an_id(monkeypatch, text, found):

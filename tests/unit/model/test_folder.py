@@ -102,3 +102,10 @@ def test_an_adapter_of_unknown_kind(folder, content):
     (folder / "adapter_config.json").write_text(content)
     with pytest.raises(ModelLoadError, match="has an adapter beside the model"):
         check_model_folder(folder)
+
+
+@pytest.mark.parametrize("load", [load_config, Tokenizer.load])
+def test_a_folder_that_cannot_be_looked_at(tmp_path, load):
+    """As one in a folder that another user owns."""
+    with pytest.raises(ModelLoadError, match="cannot be read: File name too long"):
+        load(tmp_path / ("x" * 300))

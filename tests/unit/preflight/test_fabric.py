@@ -6,9 +6,10 @@ import ctypes
 from pathlib import Path
 
 import pytest
+import torch
 
 from services.preflight.finding import Level
-from services.preflight.gpu import check_gpu, check_versions, cuda_driver, kernel_driver
+from services.preflight.gpu import check_gpu, check_versions, compute_on, cuda_driver, kernel_driver
 from services.preflight.machine import UNLIMITED, Machine
 from services.preflight.rdma import check_memlock, check_rdma, rdma_ports
 from services.preflight.ucx import Ucx, judge
@@ -71,6 +72,13 @@ def test_driver_and_torch_must_match(driver: tuple[int, int], torch_cuda: str | 
     finding = check_versions(driver, torch_cuda, "580.65.06")
     assert finding.level is level
     assert says in f"{finding.text} {finding.fix}"
+
+
+def test_a_gpu_that_computes_wrong_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda place: None)
+    monkeypatch.setattr(torch, "ones", lambda *shape, device: torch.zeros(*shape))
+    finding, gpu = compute_on("cuda")
+    assert (finding.level, finding.text, gpu) == (Level.FAIL, "cuda does not compute: 1 and 1 are not 2", None)
 
 
 def test_the_kernel_drivers_version_is_read(tmp_path: Path) -> None:

@@ -281,3 +281,16 @@ def test_a_router_reads_the_tokenizer(need: EngineNeed) -> None:
     finding = check_tokenizer(need.model)
     assert finding.level is Level.FAIL
     assert "tokenizer.json is missing" in finding.text
+
+
+def test_what_cannot_be_looked_at_is_a_finding(need: EngineNeed, tmp_path: Path) -> None:
+    """As what lies in a folder that another user owns."""
+    hidden = tmp_path / ("x" * 300)
+    for finding in (check_weights(replace(need, model=hidden), None), check_tokenizer(hidden)):
+        assert finding.level is Level.FAIL
+        assert "File name too long" in finding.text
+    assert check_disk(hidden, 1).check == "disk"
+
+
+def test_an_address_that_no_look_up_takes_is_a_failure() -> None:
+    assert check_ports({"bind": "10.0.0..1:80"}).level is Level.FAIL

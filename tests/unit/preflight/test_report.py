@@ -68,3 +68,7 @@ def test_the_message_is_no_longer_than_kubernetes_keeps() -> None:
     message = termination_message([fail("redis", "ä" * MAX_MESSAGE_BYTES, "")])
     assert len(message.encode()) <= MAX_MESSAGE_BYTES
     assert message.startswith("redis: ää")
+
+
+def test_a_file_for_the_message_that_cannot_be_looked_at_is_none(tmp_path: Path) -> None:
+    assert write_termination_message(tmp_path / ("x" * 300), FINDINGS) == ""

@@ -46,3 +46,11 @@ async def test_what_is_too_much_is_refused_and_the_end_comes_behind_what_waits()
     waiting.close()
     assert names(await waiting.take()) == ["a", "b"]
     assert await waiting.take() is None
+
+
+async def test_what_waits_when_it_is_dropped_is_not_kept():
+    waiting = Outbox(2)
+    assert waiting.put(cancel("a"))
+    waiting.drop()
+    assert len(waiting) == 0
+    assert await waiting.take() is None

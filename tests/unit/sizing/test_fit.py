@@ -17,6 +17,7 @@ from shared.sizing.queueing import erlang_c, servers_needed, waits_longer
 from shared.sizing.roofline import roofline
 from shared.sizing.shapes import DEEPSEEK_V3, LLAMA_3_8B, LLAMA_3_70B, MIXTRAL_8X7B, NAMED_MODELS, decoder
 from shared.sizing.spread import Spread
+from shared.sizing.step_time import StepTimes
 from tests.examples import examples
 
 LOAD = Load(context=8000, concurrency=256, prompt_len=4000, output_len=500, ttft_s=1.0, tpot_s=0.04, rate=12.0)
@@ -205,3 +206,16 @@ def test_layers_with_windows_keep_their_windows_alone():
     more = room(windowed, H200, alone, Hardware(), 8192).kv_tokens / room(full, H200, alone, Hardware(), 8192).kv_tokens
     assert 1.96 < more < 1.98
     assert room(windowed, H200, stages, Hardware(), 8192) == room(full, H200, stages, Hardware(), 8192)
+
+
+def test_steps_that_take_the_same_time_for_any_batch_are_bounded_by_memory():
+    flat = StepTimes(fixed_s=0.01, read_s=0, token_s=0, sequence_s=0, kv_s=0, attention_s=0)
+    found = fit(LLAMA_3_8B, LOAD, Hardware(measured=flat, max_tensor=1))
+    assert found.decode.limits == [f"memory holds {found.decode.kv_tokens // 8000} sequences of 8000 tokens a worker"]
+
+
+def test_a_rate_beyond_all_workers_is_refused():
+    huge = Load(131_072, 32, 130_000, 500, ttft_s=3600.0, tpot_s=0.04, rate=1e6)
+    with pytest.raises(ConfigError, match="--rate 1e\\+06 keeps") as refused:
+        fit(LLAMA_3_8B, huge, Hardware())
+    assert refused.value.field == "rate"

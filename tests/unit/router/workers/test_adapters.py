@@ -102,6 +102,20 @@ async def test_where_one_worker_refuses_nothing_changes_on_any() -> None:
     assert all(not worker.staged and worker.names == {"a": "A"} for worker in workers)
 
 
+async def test_a_load_whose_caller_leaves_runs_to_its_end() -> None:
+    directory, workers = fleet()
+    workers[1].gate = asyncio.Event()
+    task = asyncio.create_task(directory.load("a", "/a"))
+    await until(lambda: workers[0].staged == ["A"])
+    task.cancel()
+    await asyncio.sleep(0)
+    workers[1].gate.set()
+    with pytest.raises(asyncio.CancelledError):
+        async with asyncio.timeout(DEADLINE_S):
+            await task
+    assert all(not worker.staged and worker.names == {"a": "A"} for worker in workers)
+
+
 async def test_different_content_on_two_hosts_is_refused() -> None:
     directory, workers = fleet()
     workers[1].folders = {"/a": "B"}

@@ -80,10 +80,20 @@ def test_the_protocol_is_guessed_from_the_url_unless_it_is_said(endpoint, protoc
     assert traces.traces.speaks_http == is_http
 
 
-def test_traces_have_a_path_of_their_own_below_the_endpoint_of_all_signals(monkeypatch):
+@pytest.mark.parametrize("protocol", ["http/protobuf", ""])
+def test_traces_have_a_path_of_their_own_below_the_endpoint_of_all_signals(monkeypatch, protocol):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://c:80/otlp/")
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
     assert load_settings(RouterSettings, ROUTER).traces.endpoint == "http://c:80/otlp/v1/traces"
+
+
+@pytest.mark.parametrize("protocol", ["http/protobuf", "grpc", ""])
+def test_an_endpoint_of_all_signals_that_is_no_url_is_refused_by_its_name(monkeypatch, protocol):
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://[::1/otlp")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
+    with pytest.raises(ConfigError) as found:
+        load_settings(RouterSettings, ROUTER)
+    assert found.value.field == "traces.endpoint"
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import pytest
 
@@ -141,6 +142,27 @@ def test_spare_slots_are_those_that_are_free_or_unused() -> None:
     assert table.num_spare(1) == 1, "one is on its way"
     table.filled("b")
     assert table.num_spare(1) == 2
+
+
+def test_who_asks_which_are_resident_is_not_disturbed_by_one_that_goes_meanwhile() -> None:
+    class Digest(str):
+        __slots__ = ()
+        on_hash: Callable[[], object] = staticmethod(lambda: None)
+
+        def __hash__(self) -> int:
+            type(self).on_hash()
+            return super().__hash__()
+
+    table = SlotTable(2, 100)
+    load(table, Digest("a"))
+    load(table, "b")
+
+    def drop_b() -> None:  # as the event loop's thread may, while the metrics page's asks
+        if "b" in table:
+            table.drop("b")
+
+    Digest.on_hash = staticmethod(drop_b)
+    assert "a" in table.resident
 
 
 def test_as_many_are_spare_as_there_are_bytes_for() -> None:

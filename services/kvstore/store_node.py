@@ -321,16 +321,19 @@ class StoreNode:
             if self._block_bytes == 0:
                 if block_bytes == 0 or block_bytes % 8:
                     raise ModelMismatch("block_bytes must be a multiple of 8 above 0", field="block_bytes")
-                staging = Staging(self._config.staging_bytes, block_bytes)
-                if self._disk is not None:
-                    self._disk.check_block(block_bytes)
-                if self._config.host_bytes:
-                    quotas = self._config.quotas.get(Tier.HOST)
-                    arena = HostArena(self._config.host_bytes, block_bytes, quotas, self._config.pin_share)
-                    await self._in_thread(arena.start)
-                    await self.with_tiers(lambda tiers: tiers.add_fastest(arena))
-                self._staging = staging
-                self._block_bytes = block_bytes
+                await unbroken(self._allocate(block_bytes))  # a caller that leaves must leave no second host tier
+
+    async def _allocate(self, block_bytes: int) -> None:
+        staging = Staging(self._config.staging_bytes, block_bytes)
+        if self._disk is not None:
+            self._disk.check_block(block_bytes)
+        if self._config.host_bytes:
+            quotas = self._config.quotas.get(Tier.HOST)
+            arena = HostArena(self._config.host_bytes, block_bytes, quotas, self._config.pin_share)
+            await self._in_thread(arena.start)
+            await self.with_tiers(lambda tiers: tiers.add_fastest(arena))
+        self._staging = staging
+        self._block_bytes = block_bytes
 
     def _check_started(self) -> None:
         # The process serves before: its disk may take long, and the index waits for nothing.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import threading
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 from services.kvstore.store_node import NodeConfig, StoreNode
 from services.kvstore.tiers.checksum import block_checksum
 from services.kvstore.tiers.pins import Pin
+from services.kvstore.tiers.stack import TierStack
 from shared.errors import ConfigError, ModelMismatch, StoreUnavailable
 from shared.identity import WorkerIdentity, WorkerRole
 from shared.kv.fleet_key import FleetKey
@@ -193,6 +195,26 @@ async def test_what_comes_before_a_node_is_started_is_refused_and_costs_nothing(
     assert [state.pin for state in await late.node.with_tiers(lambda tiers: tiers.pins())] == pins[:1]
     await late.node.close()
     await late.near.close()
+
+
+async def test_a_worker_that_leaves_its_first_offer_leaves_one_host_tier(monkeypatch):
+    adding, go_on = threading.Event(), threading.Event()
+    add_fastest = TierStack.add_fastest
+
+    def slow(stack: TierStack, tier) -> None:
+        adding.set()
+        go_on.wait(DEADLINE_S)
+        add_fastest(stack, tier)
+
+    monkeypatch.setattr(TierStack, "add_fastest", slow)
+    async with rig(host_bytes=1 << 20) as r:
+        offer = asyncio.create_task(r.node.offer("w", CHAIN, BLOCK_BYTES))
+        await asyncio.to_thread(adding.wait, DEADLINE_S)
+        offer.cancel()
+        asyncio.get_running_loop().call_soon(go_on.set)
+        await asyncio.wait([offer])
+        await r.give(CHAIN, BLOCKS)
+        assert len(r.node.tiers) == 1
 
 
 async def test_sizes_that_cannot_be_are_refused_by_name():

@@ -107,12 +107,8 @@ class Reservation:
             if outcome is not SenderLeft.REPLACED:
                 await self.receiver.replaced(REPLACED_WITHIN_S)
             if self._first_token is not None and not self.receiver.missing:
-                self._answer(self.joined(self._first_token))
+                self._answer(joined(self._request_id, self._first_token))
                 return Arrival(self._first_token, finished=False)
-
-    def joined(self, first_token: int) -> worker_pb2.Reserved:
-        """Answers a Reassign for which no block is missing."""
-        return worker_pb2.Reserved(request_id=self._request_id, joined=True, first_token=first_token)
 
     def _complete(self, received: ReceivedHandoff) -> Arrival:
         if self._first_token is not None:  # another sender's may differ in bf16, and the client has this one
@@ -122,8 +118,13 @@ class Reservation:
         if self.receiver.is_replaced:  # its Reassign crossed the trailer
             if arrival.finished:
                 raise TransferFailed("the prefill worker was lost with the only token of the answer")
-            self._answer(self.joined(arrival.first_token))
+            self._answer(joined(self._request_id, arrival.first_token))
         return arrival
+
+
+def joined(request_id: str, first_token: int) -> worker_pb2.Reserved:
+    """Answers a Reassign for which no block is missing."""
+    return worker_pb2.Reserved(request_id=request_id, joined=True, first_token=first_token)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -133,8 +134,9 @@ class DecodeRequest(WorkerRequest):
     prefill_here: bool
     queued_at: float = field(default_factory=time.perf_counter)
     reservation: Reservation | None = None
+    """While blocks are received: it keeps the memory in which they arrive."""
     receiving: asyncio.Task[tuple[Arrival | None, bool]] | None = None
-    """Runs the reservation, until it ends."""
+    """Runs the reservation, until both end."""
     joining: asyncio.Task[None] | None = None
     """Waits for its adapter, the blocks being here."""
     first_token: int | None = None

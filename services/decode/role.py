@@ -8,7 +8,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from services.decode.reservation import Arrival, DecodeRequest, Reservation
+from services.decode.reservation import Arrival, DecodeRequest, Reservation, joined
 from services.worker.role import HANDOFF_TIMEOUT_S, TakeCommand
 from services.worker.session import Session
 from services.worker.worker import Worker
@@ -70,13 +70,13 @@ class DecodeRole:
         """Raises WorkerLost where the reservation cannot be served any more; the router then begins anew."""
         sequence_id = session.key(reassign.request_id)
         item = self.requests.get(sequence_id)
-        if item is None or item.reservation is None:
+        if item is None or (item.reservation is None and item.first_token is None):
             raise WorkerLost(f"request {reassign.request_id!r} has no reservation here")
         item.log.debug("request %s: its prefill worker %s is lost", item.request_id, reassign.lost)
-        if item.receiving is not None:
+        if item.reservation is not None:
             item.reservation.reassign(reassign.first_token if reassign.HasField("first_token") else None)
         elif item.first_token is not None:  # it joined before this came
-            item.session.send(reserved=item.reservation.joined(item.first_token))
+            item.session.send(reserved=joined(item.request_id, item.first_token))
 
     def _reserve(self, session: Session, reserve: worker_pb2.Reserve) -> None:
         form = self._host.model.layout.format
@@ -246,9 +246,9 @@ class DecodeRole:
         """Ends the receiving of one sequence: it joins the batch, or its blocks are freed."""
         assert item.reservation is not None
         arrived, is_lost = (None, False) if task.cancelled() else task.result()
-        item.receiving = None
-        if arrived is not None and (arrived.finished or not item.reservation.cancelled):
-            self._on_arrival(sequence_id, item, arrived, buffers)
+        reservation, item.reservation, item.receiving = item.reservation, None, None
+        if arrived is not None and (arrived.finished or not reservation.cancelled):
+            self._on_arrival(sequence_id, item, arrived, reservation.receiver, buffers)
         else:
             arrived = None
             if not is_lost:
@@ -257,10 +257,13 @@ class DecodeRole:
             self._forget(sequence_id)
 
     def _on_arrival(
-        self, sequence_id: str, item: DecodeRequest, arrived: Arrival, buffers: list[tuple[int, BlockMemory]]
+        self,
+        sequence_id: str,
+        item: DecodeRequest,
+        arrived: Arrival,
+        receiver: HandoffReceiver,
+        buffers: list[tuple[int, BlockMemory]],
     ) -> None:
-        assert item.reservation is not None
-        receiver = item.reservation.receiver
         if receiver.num_damaged:
             item.log.warning("request %s: %d blocks arrived damaged", item.request_id, receiver.num_damaged)
         if not self._host.engine.blocks.waits_for_copies:  # else they are in the pool since each was checked

@@ -101,6 +101,7 @@ class StoreNode:
         self._coming: set[bytes] = set()
         self._lost = LostMemory()
         self._receiving: set[asyncio.Task[None]] = set()
+        self._is_started = False
 
     @property
     def tiers(self) -> Sequence[BlockTier]:
@@ -118,11 +119,13 @@ class StoreNode:
         return error.message if error is not None else ""
 
     async def start(self) -> None:
-        """Raises ConfigError for a disk folder that cannot be used, TransferFailed without a transfer plane."""
+        """Raises ConfigError for a disk folder that cannot be used, TransferFailed without a transfer plane. Calls
+        before its end raise StoreUnavailable."""
         if self._disk is not None:
-            await self.with_tiers(TierStack.load_pins)
+            await self._in_thread(self._tiers.load_pins)
             await self._in_thread(self._disk.start)
         await self._transfer.start()
+        self._is_started = True
         for publisher in self._publishers.values():
             await publisher.start()
         if isinstance(self._disk, SharedDiskTier):
@@ -169,12 +172,13 @@ class StoreNode:
         return Wanted(tuple(index for index, _ in wanted), ticket, self._transfer.address)
 
     async def with_tiers(self, work: Callable[[TierStack], T]) -> T:
-        """Runs `work` in the tiers' thread and returns its result."""
+        """Runs `work` in the tiers' thread and returns its result. Raises StoreUnavailable before `start`."""
+        self._check_started()
         return await self._in_thread(lambda: work(self._tiers))
 
     async def look_up(self, hashes: Sequence[bytes]) -> list[bool]:
         """Which of these blocks are stored here."""
-        return await self._in_thread(lambda: [self._tiers.holds(name) for name in hashes])
+        return await self.with_tiers(lambda tiers: [tiers.holds(name) for name in hashes])
 
     async def flush(self, tenant: str | None) -> tuple[int, int]:
         """See `BlockProvider`."""
@@ -306,6 +310,7 @@ class StoreNode:
 
     async def open(self, block_bytes: int) -> None:
         """Allocates host tier and staging for blocks of this size, once. Raises like `offer`."""
+        self._check_started()
         async with self._opening:
             if self._block_bytes not in (0, block_bytes):
                 raise ModelMismatch(
@@ -316,16 +321,24 @@ class StoreNode:
             if self._block_bytes == 0:
                 if block_bytes == 0 or block_bytes % 8:
                     raise ModelMismatch("block_bytes must be a multiple of 8 above 0", field="block_bytes")
-                staging = Staging(self._config.staging_bytes, block_bytes)
-                if self._disk is not None:
-                    self._disk.check_block(block_bytes)
-                if self._config.host_bytes:
-                    quotas = self._config.quotas.get(Tier.HOST)
-                    arena = HostArena(self._config.host_bytes, block_bytes, quotas, self._config.pin_share)
-                    await self._in_thread(arena.start)
-                    await self.with_tiers(lambda tiers: tiers.add_fastest(arena))
-                self._staging = staging
-                self._block_bytes = block_bytes
+                await unbroken(self._allocate(block_bytes))  # a caller that leaves must leave no second host tier
+
+    async def _allocate(self, block_bytes: int) -> None:
+        staging = Staging(self._config.staging_bytes, block_bytes)
+        if self._disk is not None:
+            self._disk.check_block(block_bytes)
+        if self._config.host_bytes:
+            quotas = self._config.quotas.get(Tier.HOST)
+            arena = HostArena(self._config.host_bytes, block_bytes, quotas, self._config.pin_share)
+            await self._in_thread(arena.start)
+            await self.with_tiers(lambda tiers: tiers.add_fastest(arena))
+        self._staging = staging
+        self._block_bytes = block_bytes
+
+    def _check_started(self) -> None:
+        # The process serves before: its disk may take long, and the index waits for nothing.
+        if not self._is_started:
+            raise StoreUnavailable("the store is starting")
 
     def _publish(self, events: Sequence[tuple[Tier, TierEvents]]) -> None:
         """Reports stored and evicted blocks to the index."""

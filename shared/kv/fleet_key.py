@@ -33,7 +33,7 @@ class FleetKey:
             )
         self._root = hashlib.blake2b(secret, digest_size=32, person=b"tandem fleet").digest()
         self._total = total
-        self._hash: tuple[int, MultilinearHash] | None = None
+        self._hashes: dict[int, MultilinearHash] = {}  # by block size: of the pool, as handed off, of weights
         self.encryption: Encryption = encryption
         """Encryption of all blocks and messages, the same in the whole fleet."""
         self._cipher = FleetCipher(self._derive(_CIPHER), encryption) if encryption in CLASSES else None
@@ -53,7 +53,7 @@ class FleetKey:
     def use(self, total: ExactSum | None) -> None:
         """Hashes blocks with this one from now on, where there is one; seals that are in use keep theirs."""
         if total is not None:
-            self._total, self._hash = total, None
+            self._total, self._hashes = total, {}
 
     def __repr__(self) -> str:
         return "FleetKey()"
@@ -74,9 +74,11 @@ class FleetKey:
         """The seal of one ticket, whose blocks have this size."""
         if self._cipher is not None:
             return EncryptingSeal(self._cipher, purpose, ticket)
-        if self._hash is None or self._hash[0] != block_bytes:
-            self._hash = block_bytes, MultilinearHash(self._derive(_BLOCKS), block_bytes, self._total)
-        return TagSeal(self._derive(purpose.value + ticket.to_bytes(8, "little")), self._hash[1])
+        block_hash = self._hashes.get(block_bytes)
+        if block_hash is None:  # its keys take milliseconds
+            block_hash = MultilinearHash(self._derive(_BLOCKS), block_bytes, self._total)
+            self._hashes[block_bytes] = block_hash
+        return TagSeal(self._derive(purpose.value + ticket.to_bytes(8, "little")), block_hash)
 
     def _derive(self, purpose: bytes) -> bytes:
         return hashlib.blake2b(purpose, key=self._root, digest_size=32).digest()

@@ -50,7 +50,8 @@ class IndexPublisher:
     Every call has a sequence number and names the last one that was answered. An index that does not know that number
     has lost changes (Redis was restarted empty, or a replica took over without the last writes). Then the publisher
     resyncs: it sends everything again. An idle publisher notices too: it sends a heartbeat every 2 s, which also keeps
-    the index from expiring this holder. It also resyncs when more than `max_backlog` changes wait.
+    the index from expiring this holder. It also resyncs when more than `max_backlog` changes wait, and more than blocks
+    are held.
 
     Use it from the event loop's thread, one publisher for each (worker, tier). `start()` declares the incarnation at
     once, so that the entries of an earlier process of this name are dead before this one has sealed a block.
@@ -117,7 +118,8 @@ class IndexPublisher:
         for block_hash in sealed:
             self._held[block_hash] = None
             self._changed[block_hash] = None
-        if len(self._changed) > self._max_backlog:
+        # What begins a resync may be on its way, and what is behind it waits here.
+        if len(self._changed) > max(self._max_backlog, len(self._held)) and not self._resyncing:
             self._resync()
         if self._changed:
             self._wake.set()

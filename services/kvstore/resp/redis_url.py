@@ -56,7 +56,12 @@ class RedisAddress:
     def parse(cls, url: str, password: str = "") -> RedisAddress:
         """`password` logs in where the URL names none. Raises ConfigError (field redis_url, or redis_password where
         both name one) that shows no credentials; reads the TLS files that the URL names."""
-        parts = urlsplit(url)
+        try:
+            parts = urlsplit(url)
+        except ValueError:  # its text may have the password
+            raise ConfigError(
+                "redis_url is no URL: [ and ] in a user or a password are written %5B and %5D", field="redis_url"
+            ) from None
         if parts.scheme not in SCHEMES:
             raise ConfigError(
                 f"redis_url must start with {' or '.join(f'{scheme}://' for scheme in SCHEMES)}", field="redis_url"
@@ -94,7 +99,8 @@ def _endpoint(text: str, number: int) -> Endpoint:
             default_port=DEFAULT_PORT,
             min_port=1,
         )
-    except ConfigError:
+        address.host.encode("idna")  # as the connection will
+    except (ConfigError, UnicodeError):
         raise ConfigError(
             f"redis_url: server {number} is not host or host:port with a port of 1 to {MAX_PORT}",
             field="redis_url",

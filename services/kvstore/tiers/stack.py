@@ -95,7 +95,10 @@ class TierStack:
         """Reads a block from the fastest tier that has it undamaged. One read from a slower tier is copied into the
         faster ones that want it."""
         for tier in self.tiers:
-            if not tier.holds(block_hash) or not self._readable(tier):
+            if not self._readable(tier):
+                continue
+            if not tier.holds(block_hash):
+                tier.counters.num_misses += 1
                 continue
             tenant, keep = tier.whose(block_hash)
             try:

@@ -271,7 +271,11 @@ class UcxTransfer:
     ) -> None:
         """See `KVTransfer`."""
         self._check_open()
-        peer, begun = self._peer(address), time.perf_counter()
+        try:
+            peer, begun = self._peer(address), time.perf_counter()
+        except TransferFailed:
+            self._count_unsent(blocks)
+            raise
         all_ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         num_left = len(blocks)
         failed: Exception | None = None
@@ -295,7 +299,7 @@ class UcxTransfer:
                 peer.send(tag(ticket, index), memory, partial(ended, index))
             except (TransferFailed, failpoints.Injected) as error:  # those before are on their way
                 failed = failed or error
-                self.counters.num_failed_sends += index != TRAILER_INDEX
+                self._count_unsent(blocks[place:])
                 num_left -= len(blocks) - place
                 break
         if num_left:
@@ -355,6 +359,9 @@ class UcxTransfer:
     def _check_open(self) -> None:
         if not self._open:
             raise TransferFailed("the transfer plane is not open")
+
+    def _count_unsent(self, blocks: Sequence[tuple[int, BlockMemory]]) -> None:
+        self.counters.num_failed_sends += sum(index != TRAILER_INDEX for index, _ in blocks)
 
     def _peer(self, address: bytes) -> Peer:
         """One peer for each address, which is as unique as the peer's incarnation."""

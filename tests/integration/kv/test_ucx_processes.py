@@ -12,6 +12,7 @@ import pytest
 from shared.errors import TransferFailed
 from shared.kv.transfer import TRAILER_INDEX, KVTransfer, new_ticket
 from shared.kv.ucx import UcxTransfer
+from shared.kv.ucx.transfer import Peer
 from tests.integration.kv.conftest import SILENT_S, Sides
 from tests.integration.kv.far_side import TRAILER_BYTES, Memory
 from tests.integration.kv.test_transfer_conformance import blocks, send_blocks
@@ -128,3 +129,27 @@ async def test_close_gives_back_threads_and_descriptors() -> None:
 
 async def test_a_transfer_that_was_never_started_can_be_closed() -> None:
     await UcxTransfer().close()
+
+
+async def test_every_block_that_does_not_leave_is_counted(monkeypatch) -> None:
+    transfer, memory = UcxTransfer(), memoryview(bytes(100))
+    await transfer.start()
+    sizes = [(index, memory) for index in (0, 1, 2, TRAILER_INDEX)]
+    with pytest.raises(TransferFailed, match="address"):
+        await transfer.send_blocks(b"no address", new_ticket(), sizes, lambda: None)
+    assert transfer.counters.num_failed_sends == 3
+    send = Peer.send
+
+    def break_at_the_second(peer, tag, *rest) -> None:
+        if tag & TRAILER_INDEX:
+            raise TransferFailed("the endpoint broke")
+        send(peer, tag, *rest)
+
+    monkeypatch.setattr(Peer, "send", break_at_the_second)
+    ticket = new_ticket()
+    transfer.expect(ticket, [(0, memoryview(bytearray(100)))], TRAILER_BYTES)
+    with pytest.raises(TransferFailed, match="broke"):
+        await transfer.send_blocks(transfer.address, ticket, sizes, lambda: None)
+    assert (transfer.counters.blocks_sent, transfer.counters.num_failed_sends) == (1, 5)
+    await transfer.cancel(ticket)
+    await transfer.close()

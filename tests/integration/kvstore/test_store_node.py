@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import threading
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
@@ -12,7 +13,9 @@ import pytest
 
 from services.kvstore.store_node import NodeConfig, StoreNode
 from services.kvstore.tiers.checksum import block_checksum
-from shared.errors import ConfigError, ModelMismatch
+from services.kvstore.tiers.pins import Pin
+from services.kvstore.tiers.stack import TierStack
+from shared.errors import ConfigError, ModelMismatch, StoreUnavailable
 from shared.identity import WorkerIdentity, WorkerRole
 from shared.kv.fleet_key import FleetKey
 from shared.kv.handoff.shipment import decode_trailer, encode_trailer, trailer_bytes
@@ -172,6 +175,46 @@ async def test_a_worker_that_falls_silent_costs_no_staging_for_long(monkeypatch)
         assert await r.give(CHAIN, BLOCKS) == []
         await until(lambda: r.node._staging.num_free == 8)
         assert await r.give(CHAIN[:8], BLOCKS) == list(range(8))
+
+
+async def test_what_comes_before_a_node_is_started_is_refused_and_costs_nothing(tmp_path: Path):
+    sizes = {"host_bytes": 1 << 20, "disk_folder": tmp_path, "disk_bytes": 1 << 20, "pin_share": 0.5}
+    pins = [Pin(name, "", (block_hash,), BLOCK_BYTES) for name, block_hash in zip("ab", CHAIN, strict=False)]
+    async with rig(**sizes) as r:
+        await r.node.with_tiers(lambda tiers: tiers.pin(pins[0]))
+    late = Rig(**sizes)
+    with pytest.raises(StoreUnavailable, match="starting"):
+        await late.node.offer("w", CHAIN, BLOCK_BYTES)
+    with pytest.raises(StoreUnavailable, match="starting"):
+        await late.node.with_tiers(lambda tiers: tiers.pin(pins[1]))
+    with pytest.raises(StoreUnavailable, match="starting"):
+        await late.node.look_up(())
+    await late.near.start()
+    await late.node.start()
+    assert await late.give(CHAIN, BLOCKS) == list(range(8))
+    assert [state.pin for state in await late.node.with_tiers(lambda tiers: tiers.pins())] == pins[:1]
+    await late.node.close()
+    await late.near.close()
+
+
+async def test_a_worker_that_leaves_its_first_offer_leaves_one_host_tier(monkeypatch):
+    adding, go_on = threading.Event(), threading.Event()
+    add_fastest = TierStack.add_fastest
+
+    def slow(stack: TierStack, tier) -> None:
+        adding.set()
+        go_on.wait(DEADLINE_S)
+        add_fastest(stack, tier)
+
+    monkeypatch.setattr(TierStack, "add_fastest", slow)
+    async with rig(host_bytes=1 << 20) as r:
+        offer = asyncio.create_task(r.node.offer("w", CHAIN, BLOCK_BYTES))
+        await asyncio.to_thread(adding.wait, DEADLINE_S)
+        offer.cancel()
+        asyncio.get_running_loop().call_soon(go_on.set)
+        await asyncio.wait([offer])
+        await r.give(CHAIN, BLOCKS)
+        assert len(r.node.tiers) == 1
 
 
 async def test_sizes_that_cannot_be_are_refused_by_name():

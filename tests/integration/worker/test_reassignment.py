@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from shared.engine.messages import JoinSequence
@@ -105,6 +108,33 @@ async def test_a_request_that_has_joined_needs_nobody():
             again = await reassigned(it)
             receiver.runner.may_step.set()
             assert (again.joined, again.first_token, again.ticket) == (True, 7, 0)
+            await decode.tokens("a#1")
+        await receiver.idle()
+
+
+async def test_the_memory_in_which_blocks_arrived_is_let_go_while_their_answer_runs(monkeypatch):
+    """Of a GPU's worker it is pinned, and serves the next hand-off."""
+    async with serving(DECODE, plane := LocalPlane()) as receiver, serving(PREFILL, plane) as sender:
+        incoming, slots = receiver.runner.blocks.incoming, []
+
+        def staged(block_ids):
+            arrays = [np.zeros(place.nbytes, np.uint8) for place in incoming(block_ids)]
+            slots.extend(map(weakref.ref, arrays))
+            return list(map(memoryview, arrays))
+
+        monkeypatch.setattr(receiver.runner.blocks, "incoming", staged)
+        async with Router(receiver) as decode, Router(sender) as prefill:
+            await decode.reserve("a#1")
+            reserved = (await decode.event("reserved")).reserved
+            it = SimpleNamespace(receiver=receiver, sender=sender, decode=decode, prefill=prefill)
+            receiver.runner.may_step.clear()
+            await submit(it, "a#1", reserved)
+            await sender.idle()
+            await until(lambda: [item.first_token for item in receiver.role.requests.values()] == [7])
+            gc.collect()
+            kept = [slot() is not None for slot in slots]
+            receiver.runner.may_step.set()
+            assert kept == [False] * 3
             await decode.tokens("a#1")
         await receiver.idle()
 

@@ -71,6 +71,21 @@ def test_a_tag_depends_on_key_ticket_index_and_bytes():
     assert len({tag(), *others, *of_purposes}) == len(others) + len(of_purposes)
 
 
+def test_keys_for_blocks_are_made_once_a_size(monkeypatch):
+    made = []
+
+    def making(key: bytes, block_bytes: int, total) -> MultilinearHash:
+        made.append(block_bytes)
+        return MultilinearHash(key, block_bytes, total)
+
+    monkeypatch.setattr("shared.kv.fleet_key.MultilinearHash", making)
+    key = FleetKey(SECRET.encode())
+    for ticket in range(3):  # a prefill worker whose blocks are converted: its own, and those that it hands off
+        key.seal(Purpose.FETCH, ticket, 2 * BLOCK_BYTES)
+        key.seal(Purpose.HANDOFF, ticket, BLOCK_BYTES)
+    assert made == [2 * BLOCK_BYTES, BLOCK_BYTES]
+
+
 def test_a_message_is_taken_once_and_in_its_place():
     seal = FleetKey(SECRET.encode()).seal(Purpose.HANDOFF, 5, BLOCK_BYTES)
     note = types_pb2.HandoffTrailer(more=True, block_indexes=[1], checksums=[9], block_tags=[bytes(MAC_BYTES)])

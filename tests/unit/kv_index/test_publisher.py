@@ -176,6 +176,23 @@ async def test_too_long_a_backlog_is_dropped_for_a_new_start_with_what_is_held_t
     assert subject.num_dropped == 0
 
 
+async def test_more_blocks_than_a_backlog_are_all_published_although_others_are_offered_meanwhile() -> None:
+    store = FakeStore()
+    store.gate.clear()
+    subject = publisher(store, max_batch=2, max_backlog=3)
+    subject.offer(HASHES, [])
+    await subject.start()
+    await store.until(lambda: bool(store.calls))
+    subject.offer([], [])  # as a store node does behind every call
+    store.gate.set()
+    for _ in range(200):  # turns of the event loop
+        subject.offer([], [])
+        await asyncio.sleep(0)
+    await subject.close(deadline_s=10)
+    assert store.held == {*HASHES}
+    assert [stamp.reset for stamp in store.stamps].count(True) == 1
+
+
 async def test_an_index_that_lost_everything_gets_everything_again_although_nothing_changed(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -72,6 +72,9 @@ def test_tls_checks_certificates_unless_told_not_to() -> None:
         "rediss://user:s3cret@host?sll_ca_certs=/ca.pem",
         "rediss://user:s3cret@host?ssl_ca_certs=/nowhere/ca.pem",
         "redis://user:s3cret@a,b",
+        "redis://user:s3cret[@host",
+        "redis://user:s3cret\uff0f@host",
+        "redis://user:s3cret@a..b",
     ],
 )
 def test_what_is_no_redis_url_is_refused_without_naming_a_password(url: str) -> None:

@@ -59,6 +59,7 @@ def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
 def test_what_a_slower_tier_gives_is_kept_in_the_faster_one(rig: Rig) -> None:
     put(rig.disk, 0)
     assert [rig.read(0), rig.read(0), rig.read(1)] == [Tier.DISK, Tier.HOST, None]
+    assert [(tier.counters.num_hits, tier.counters.num_misses) for tier in rig.stack.tiers] == [(1, 2), (1, 1)]
 
 
 def test_a_tier_that_cannot_be_read_is_left_alone_for_a_while(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ smaller."""
 MAX_CHOICES = 4096
 MAX_MARK_LEN = 64
 """Characters of a mark of reasoning."""
-_TOKEN_RANGES = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*", re.ASCII)
+_TOKEN_RANGES = re.compile(r"\d{1,10}(-\d{1,10})?(,\d{1,10}(-\d{1,10})?)*", re.ASCII)
 STRUCTURE_MEMORY_PLANS = 8
 """Number of plans after the last one that sampled for a structured answer for which a runner keeps its state."""
 

@@ -205,6 +205,11 @@ def test_whole_answers_are_those_of_the_structure(compiler, tokenizer, structure
         ),
         (StructuredOutput(StructureKind.ALLOWED_TOKENS, "5-999999"), "too large"),
         (StructuredOutput(StructureKind.ALLOWED_TOKENS, "9-5"), "invalid token range"),
+        *(
+            (StructuredOutput(StructureKind.GRAMMAR, text, reasoning=reasoning), "begins with a rule")
+            for text in (" {}", '{"grammars": [{"json_schema": {}}]}', '{"grammars": 1}')
+            for reasoning in (None, ReasoningPart(*THINK, is_open=True))
+        ),
         (StructuredOutput(StructureKind.GRAMMAR, "root ::= missing"), "missing"),
         (StructuredOutput(StructureKind.GRAMMAR, 'root ::= "open'), "end of input"),
     ],

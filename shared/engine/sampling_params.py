@@ -19,6 +19,9 @@ MAX_BAD_SEQUENCES = 1024
 """Token sequences that must not be completed."""
 GREEDY_BELOW = 1e-5
 """Temperatures below this mean 0: logits divided by less may leave the range of fp32."""
+LEAST_REPETITION = 2.0**-16
+"""Likewise, the least repetition penalty: what it made infinite would be taken for a fault of the model's. The same
+number in fp32."""
 
 
 MOST_GUESSES = 15
@@ -137,8 +140,8 @@ class SamplingParams:
             self._refuse("top_k", "from 0 (off) to 2147483647")
         if not 0.0 <= self.min_p <= 1.0:
             self._refuse("min_p", "in [0, 1]")
-        if not 0.0 < self.repetition_penalty <= 2.0:
-            self._refuse("repetition_penalty", "in (0, 2]")
+        if not LEAST_REPETITION <= self.repetition_penalty <= 2.0:
+            self._refuse("repetition_penalty", f"between {LEAST_REPETITION} and 2")
         if not -2.0 <= self.presence_penalty <= 2.0:
             self._refuse("presence_penalty", "in [-2, 2]")
         if not -2.0 <= self.frequency_penalty <= 2.0:

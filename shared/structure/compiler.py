@@ -76,17 +76,18 @@ class StructureCompiler:
         vocab_size = self._vocab_size if self._tokenizer is None else self._tokenizer.vocab_size
         return -(-vocab_size // 32)
 
-    def prepare(self, structure: StructuredOutput) -> Future[LLMatcher]:
+    def prepare(self, structure: StructuredOutput, *, is_needed: bool = False) -> Future[LLMatcher]:
         """The compiled structure, sooner or later: a matcher before its first token, which callers copy.
 
-        The future raises InvalidRequest with llguidance's reason. Raises Overloaded where too many wait.
+        The future raises InvalidRequest with llguidance's reason. Raises Overloaded where too many wait, unless it
+        `is_needed`, by an answer that was taken on.
         """
         with self._lock:
             known = self._compiled.get(structure)
             if known is not None:
                 self._compiled.move_to_end(structure)
                 return known
-            if self._num_pending >= MAX_PENDING:
+            if self._num_pending >= MAX_PENDING and not is_needed:
                 raise Overloaded(f"{MAX_PENDING} structures wait to be compiled")
             self._num_pending += 1
             future = self._threads.submit(self._compile, structure)
@@ -96,8 +97,8 @@ class StructureCompiler:
         return future
 
     def compile(self, structure: StructuredOutput) -> LLMatcher:
-        """`prepare`, and wait. Raises InvalidRequest, Overloaded."""
-        return self.prepare(structure).result()
+        """As needed, and waits for it. Raises InvalidRequest."""
+        return self.prepare(structure, is_needed=True).result()
 
     def _compile(self, structure: StructuredOutput) -> LLMatcher:
         try:

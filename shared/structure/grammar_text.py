@@ -170,6 +170,8 @@ def _literal(text: str) -> str:
 
 
 def _lark(grammar: str) -> str:
+    if grammar.lstrip().startswith("{"):
+        raise ValueError("a grammar begins with a rule, not with a brace")
     if "::=" not in grammar:
         return grammar
     from llguidance.gbnf_to_lark import any_to_lark

@@ -139,7 +139,7 @@ class SequenceMatchers:
         return matcher
 
     def _advance(self, row: StructuredRow) -> _State:
-        """The state behind the answer's newest token. Raises InvalidRequest, Overloaded, Internal."""
+        """The state behind the answer's newest token. Raises InvalidRequest, Internal."""
         if row.newest is not None and row.newest < 0:
             raise Internal("its newest token could not be chosen")
         state = self._states.get(row.sequence_id)

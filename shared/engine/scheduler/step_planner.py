@@ -121,7 +121,9 @@ class StepPlanner:
                 if victim is None:
                     return True
                 if self._in_flight:
-                    return False  # its copies would wait for the next step, and its blocks could be given to receives
+                    # Its copies would wait for the next step, and its blocks could be given to receives; for the same
+                    # reason there is a step where others have started that had copies.
+                    return self._swap.has_copies
                 self._lifecycle.preempt(victim)
         return True
 
@@ -142,7 +144,7 @@ class StepPlanner:
                 continue
             if not grow(sequence, 1):
                 if is_ahead:
-                    return False
+                    return self._swap.has_copies
                 if not self._make_room(sequence, 1, planned):
                     continue
             planned[sequence.sequence_id] = share(sequence, 1)

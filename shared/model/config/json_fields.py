@@ -11,6 +11,7 @@ from shared.errors import ModelLoadError
 from shared.model.config.folder import check_is_content
 
 _MOST = sys.float_info.max
+_MOST_INTEGER = 2**31 - 1
 
 
 def read_json_object(path: Path) -> dict[str, object]:
@@ -66,14 +67,14 @@ class JsonFields:
         """What the file has, of any type; None where absent."""
         return self._values.get(name)
 
-    def integer(self, name: str, default: int | None = None, minimum: int = 1, maximum: int | None = None) -> int:
-        """An integer of at least `minimum`, and of at most `maximum` where there is one."""
+    def integer(self, name: str, default: int | None = None, minimum: int = 1, maximum: int = _MOST_INTEGER) -> int:
+        """An integer of at least `minimum` and at most `maximum`."""
         value = self._get(name, default)
         if not isinstance(value, int) or isinstance(value, bool):
             raise self.fault(name, f"must be an integer, found {value!r}")
         if value < minimum:
             raise self.fault(name, f"must be at least {minimum}, found {value}")
-        if maximum is not None and value > maximum:
+        if value > maximum:
             raise self.fault(name, f"must be at most {maximum}, found {value}")
         return value
 

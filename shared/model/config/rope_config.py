@@ -80,8 +80,8 @@ class RopeConfig:
 
         trained = max_position_embeddings
         if rope_type in ("llama3", "yarn", "longrope"):
-            trained = rope.integer("original_max_position_embeddings", default=max_position_embeddings)
-            trained = config.integer("original_max_position_embeddings", default=trained)
+            trained = rope.integer("original_max_position_embeddings", default=max_position_embeddings, minimum=2)
+            trained = config.integer("original_max_position_embeddings", default=trained, minimum=2)
         # A null factor in such a config means the ratio of the two lengths.
         implied = max_position_embeddings / trained if rope_type in ("yarn", "longrope") else None
         fields = cls(
@@ -127,6 +127,8 @@ def _with_llama3(base: RopeConfig, rope: JsonFields) -> RopeConfig:
 
 
 def _with_yarn(base: RopeConfig, rope: JsonFields) -> RopeConfig:
+    if base.theta == 1:
+        raise rope.fault("rope_theta", "must not be 1 with yarn: all pairs would turn alike")
     return replace(
         base,
         attention_factor=rope.optional_number("attention_factor"),

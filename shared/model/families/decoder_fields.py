@@ -11,6 +11,7 @@ from shared.model.config.layer_config import LayerConfig
 from shared.model.config.model_config import ModelConfig
 from shared.model.config.rope_config import RopeConfig
 
+MOST_LAYERS = 4096
 SUPPORTED_DTYPES = ("float32", "bfloat16", "float16")
 ACTIVATIONS = {"silu": SILU, "gelu_pytorch_tanh": GELU}
 
@@ -58,12 +59,27 @@ def read_decoder(
         "dtype": _dtype(fields),
         "activation": activation or read_activation(fields, "hidden_act"),
     }
-    return ModelConfig(architecture=architecture, layers=tuple(layers), **{**read, **own})
+    model = ModelConfig(architecture=architecture, layers=tuple(layers), **{**read, **own})
+    for rope in model.ropes:
+        if rope is not None:
+            _check_rotated(fields, rope, model.rotary_dim)
+    return model
+
+
+def _check_rotated(fields: JsonFields, rope: RopeConfig, head_dim: int) -> None:
+    rotated = rope.rotated(head_dim)
+    if rotated % 2:
+        raise fields.fault(
+            "partial_rotary_factor", f"must rotate an even number of a head's {head_dim} elements, found {rotated}"
+        )
+    for name, factors in (("short_factor", rope.short_factors), ("long_factor", rope.long_factors)):
+        if rope.type == "longrope" and len(factors) != rotated // 2:
+            raise fields.fault("rope_scaling", f"must have {rotated // 2} of {name}, found {len(factors)}")
 
 
 def num_layers(fields: JsonFields) -> int:
     """Layers that a token passes."""
-    return fields.integer("num_hidden_layers")
+    return fields.integer("num_hidden_layers", maximum=MOST_LAYERS)
 
 
 def attention_biases(fields: JsonFields) -> dict[str, Any]:

@@ -6,17 +6,13 @@ from shared.model.config.json_fields import JsonFields
 from shared.model.config.layer_config import LayerConfig, TensorNames
 from shared.model.config.model_config import ModelConfig
 from shared.model.config.rope_config import RopeConfig
-from shared.model.families.decoder_fields import max_positions, num_layers, read_decoder, read_head_dim, read_kv_heads
+from shared.model.families.decoder_fields import max_positions, num_layers, read_decoder, read_kv_heads
 
 
 def phi3(fields: JsonFields) -> ModelConfig:
     """Phi 3, 3.5, 4 and 4 mini."""
     rope = RopeConfig.parse(fields, max_positions(fields), share=1.0)
-    num_heads, head_dim = fields.integer("num_attention_heads"), read_head_dim(fields)
-    pairs = rope.rotated(head_dim) // 2
-    for name, factors in (("short_factor", rope.short_factors), ("long_factor", rope.long_factors)):
-        if rope.type == "longrope" and len(factors) != pairs:
-            raise fields.fault("rope_scaling", f"must have {pairs} of {name}, found {len(factors)}")
+    num_heads = fields.integer("num_attention_heads")
     return read_decoder(
         fields,
         "Phi3ForCausalLM",

@@ -19,6 +19,7 @@ from shared.model.gguf.architectures import (
 from shared.model.gguf.header import GgufHeader
 from shared.model.gguf.metadata import Metadata
 from shared.model.gguf.positions import positions_of
+from shared.model.gguf.vocabulary import ends_of
 
 
 def config_of(header: GgufHeader) -> dict[str, Any]:
@@ -41,7 +42,7 @@ def config_of(header: GgufHeader) -> dict[str, Any]:
     rotated = fields.size("rope.dimension_count", head_dim)
     if rotated != head_dim and not (architecture.is_partial and rotated < head_dim and rotated % 2 == 0):
         raise fields.fault(fields.prefix + "rope.dimension_count", f"must be that of a head, {head_dim}")
-    ends = [fields.token(f"{which}_token_id") for which in ("eos", "eot")]
+    ends = [*(fields.token(f"{which}_token_id") for which in ("eos", "eot")), *ends_of(header)]
     shared = {
         "architectures": [architecture.family],
         "model_type": architecture.model_type,

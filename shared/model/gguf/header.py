@@ -119,9 +119,9 @@ def _placed(path: Path, info: tuple[str, tuple[int, ...], int, int], start: int,
             file=path.name,
             tensor=name,
         )
-    if not shape or shape[-1] % kind.block:
+    if not all(shape) or shape[-1] % kind.block:
         raise ModelLoadError(
-            f"{path}: {name} has shape {list(shape)}, whose rows blocks of {kind.block} do not divide",
+            f"{path}: {name} has shape {list(shape)}: empty, or its rows are no whole blocks of {kind.block}",
             file=path.name,
             tensor=name,
         )

@@ -31,6 +31,7 @@ class _Split(NamedTuple):
     parts_digits: bool = False  # from each other, first
     takes_words: bool = False  # a word of the vocabulary stays whole, whatever pairs make it
     is_normalized: bool = False  # composed (NFC)
+    begins: bool = False  # a prompt has the begin token also where the file does not say so
 
 
 _QWEN = _Split(_WORDS % r"\p{N}", is_normalized=True)
@@ -38,7 +39,7 @@ _CL100K = _Split(_WORDS % r"\p{N}{1,3}")
 _LLAMA3 = _CL100K._replace(takes_words=True)
 _CODE = _Split(parts_digits=True)
 _SPLITS = {
-    "llama-bpe": _LLAMA3,
+    "llama-bpe": _LLAMA3._replace(begins=True),
     "glm4": _LLAMA3,
     "chatglm-bpe": _CL100K,
     "dbrx": _CL100K,
@@ -46,7 +47,7 @@ _SPLITS = {
     "gpt-4o": _Split(_O200K),
     "qwen2": _QWEN,
     "deepseek-r1-qwen": _QWEN,
-    "tekken": _Split(_TEKKEN, takes_words=True),
+    "tekken": _Split(_TEKKEN, takes_words=True, begins=True),
     "gpt-2": _Split(),
     "olmo": _Split(),
     "smollm": _CODE,
@@ -54,6 +55,22 @@ _SPLITS = {
     "starcoder": _CODE,
 }
 """By `tokenizer.ggml.pre`."""
+_ENDS_OF_TURNS = frozenset((
+    "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<end_of_turn>", "<|end|>", "<|return|>", "<|call|>", "<|endoftext|>",
+    "<|end_of_text|>",
+))  # fmt: skip
+"""Texts of tokens that end an answer: many files name only one of theirs, or none that ends a turn."""
+
+
+def ends_of(header: GgufHeader) -> list[int]:
+    """Ids of the tokens that end an answer by their texts, as llama.cpp knows them."""
+    tokens, kinds = (header.metadata.get(f"tokenizer.ggml.{name}") for name in ("tokens", "token_type"))
+    if not isinstance(tokens, list) or not isinstance(kinds, list):
+        return []
+    # Where answers are returned, that mark ends one of their messages.
+    ends = _ENDS_OF_TURNS - {"<|end|>"} if "<|return|>" in tokens else _ENDS_OF_TURNS
+    named = enumerate(zip(tokens, kinds, strict=False))
+    return [number for number, (token, kind) in named if token in ends and kind in (_CONTROL, _USER_DEFINED)]
 
 
 def tokenizer_of(header: GgufHeader) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -74,7 +91,8 @@ def tokenizer_of(header: GgufHeader) -> tuple[dict[str, Any], dict[str, Any]]:
     if any(number is not None and number >= len(tokens) for number in named.values()):
         raise fields.fault("tokenizer.ggml.bos_token_id", f"must be below {len(tokens)}, and so must that of eos")
     texts = {f"{which}_token": tokens[number] for which, number in named.items() if number is not None}
-    begins = header.metadata.get("tokenizer.ggml.add_bos_token", model == _SENTENCEPIECE)
+    split = _SPLITS.get(str(header.metadata.get("tokenizer.ggml.pre")), _Split())
+    begins = header.metadata.get("tokenizer.ggml.add_bos_token", model == _SENTENCEPIECE or split.begins)
     first = texts.get("bos_token") if begins else None
     sequence = {"Sequence": {"id": "A", "type_id": 0}}
     begin = [] if first is None else [{"SpecialToken": {"id": first, "type_id": 0}}]

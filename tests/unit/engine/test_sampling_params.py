@@ -20,6 +20,7 @@ from shared.errors import InvalidRequest
         ("min_p", -0.1),
         ("min_p", 1.1),
         ("repetition_penalty", 0.0),
+        ("repetition_penalty", 1e-38),
         ("presence_penalty", 2.1),
         ("frequency_penalty", -2.1),
         ("seed", -1),

@@ -124,6 +124,13 @@ def test_end_tokens_of_both_files_are_joined(tmp_path: Path) -> None:
         ({"hidden_size": 60}, "hidden_size", "not a multiple of 8"),
         ({"num_hidden_layers": True}, "num_hidden_layers", "must be an integer"),
         ({"num_hidden_layers": 0}, "num_hidden_layers", "at least 1"),
+        ({"num_hidden_layers": 2**31 - 1}, "num_hidden_layers", "at most 4096"),
+        (
+            {"max_position_embeddings": 10**400, "rope_scaling": {"rope_type": "yarn"}},
+            "max_position_embeddings",
+            "at most",
+        ),
+        ({"architectures": ["Gemma2ForCausalLM"], "hidden_size": 10**400}, "hidden_size", "at most"),
         ({"num_key_value_heads": 3}, "num_key_value_heads", "must divide 8"),
         ({"head_dim": 9}, "head_dim", "even"),
         ({"rms_norm_eps": 0}, "rms_norm_eps", "above zero"),
@@ -152,6 +159,22 @@ def test_end_tokens_of_both_files_are_joined(tmp_path: Path) -> None:
             "above low_freq_factor",
         ),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor", "not supported"),
+        (
+            {"architectures": ["Glm4ForCausalLM"], "head_dim": 8, "partial_rotary_factor": 0.4},
+            "partial_rotary_factor",
+            "an even number of a head's 8 elements, found 3",
+        ),
+        (
+            {"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0] * 3, "long_factor": [1.0] * 4}},
+            "rope_scaling",
+            "must have 4 of short_factor, found 3",
+        ),
+        (
+            {"rope_scaling": {"rope_type": "longrope", "original_max_position_embeddings": 1}},
+            "rope_scaling.original_max_position_embeddings",
+            "at least 2",
+        ),
+        ({"rope_scaling": {"rope_type": "yarn", "rope_theta": 1.0}}, "rope_scaling.rope_theta", "must not be 1"),
         (
             {"architectures": ["Qwen2ForCausalLM"], "layer_types": ["full_attention"]},
             "layer_types",

@@ -115,6 +115,34 @@ def test_the_vocabulary_gives_the_tokens_of_the_tokenizer_that_it_was_made_of(tm
     assert json.loads((folder / "tokenizer_config.json").read_text())["chat_template"] == "{{ messages }}"
 
 
+@pytest.mark.parametrize(
+    ("split", "begins"), [("llama-bpe", True), ("tekken", True), ("glm4", False), ("qwen2", False), ("gpt-2", False)]
+)
+def test_a_prompt_begins_as_the_vocabulary_says_where_the_file_does_not(tmp_path, source, split, begins):
+    words = vocabulary(**{"tokenizer.ggml.pre": split})
+    del words["tokenizer.ggml.add_bos_token"]
+    tokenizer = Tokenizer.load(gguf_folder(write(source, tmp_path, **words), tmp_path / "cache"))
+    assert (tokenizer.encode("And God said")[0] == 0) is begins
+    assert 0 not in tokenizer.encode("And God said", add_special_tokens=False)
+
+
+@pytest.mark.parametrize(
+    ("added", "ends"),
+    [
+        (["<end_of_turn>", "<mask>"], [1, 3]),
+        (["<|eot_id|>", "<|eom_id|>"], [1, 3, 4]),
+        (["<|end|>", "<|endoftext|>"], [1, 3, 4]),
+        (["<|end|>", "<|return|>", "<|call|>"], [1, 4, 5]),
+    ],
+)
+def test_answers_end_at_marks_of_turns_that_the_file_does_not_name(added, ends):
+    tokens = ["<unk>", "<eos>", "<|im_end|>", *added]  # the third is text
+    words = {"tokens": tokens, "token_type": [2, 3, 1] + [3] * len(added), "eos_token_id": 1}
+    header = header_of("gemma3", 1, **WINDOW)
+    header.metadata.update({f"tokenizer.ggml.{name}": value for name, value in words.items()})
+    assert config_of(header)["eos_token_id"] == ends
+
+
 def test_fingerprints_follow_the_file(tmp_path, source):
     found = set()
     for place, seed in (("a", 0), ("b", 0), ("c", 1)):
@@ -357,6 +385,16 @@ def test_damaged_headers_raise_nothing_untyped(tmp_path, source):
         except ModelLoadError:
             refused += 1
     assert 30 < refused < 300
+
+
+@pytest.mark.parametrize("shape", [(0, 32, 32), (1 << 40, 0, 32), (0,)])
+def test_an_empty_tensor_is_refused_by_name(tmp_path, source, shape):
+    name = "blk.0.ffn_up_exps.weight"
+    path, more = tmp_path / "small.gguf", {name: ("F32", shape, b"")}
+    write_model(source, ("Q8_0",), path, tmp_path / "opened", more, **vocabulary())
+    with pytest.raises(ModelLoadError) as caught:
+        read_gguf(path)
+    assert caught.value.details["tensor"] == name
 
 
 def test_no_more_of_a_file_than_its_header_is_read(tmp_path, source):

@@ -7,7 +7,7 @@ import json
 import pytest
 import tokenizers
 
-from shared.errors import InvalidRequest
+from shared.errors import InvalidRequest, Overloaded
 from shared.model.text.tokenizer import Tokenizer
 from shared.structure import compiler as compiler_module
 from shared.structure.compiler import StructureCompiler
@@ -205,6 +205,11 @@ def test_whole_answers_are_those_of_the_structure(compiler, tokenizer, structure
         ),
         (StructuredOutput(StructureKind.ALLOWED_TOKENS, "5-999999"), "too large"),
         (StructuredOutput(StructureKind.ALLOWED_TOKENS, "9-5"), "invalid token range"),
+        *(
+            (StructuredOutput(StructureKind.GRAMMAR, text, reasoning=reasoning), "begins with a rule")
+            for text in (" {}", '{"grammars": [{"json_schema": {}}]}', '{"grammars": 1}')
+            for reasoning in (None, ReasoningPart(*THINK, is_open=True))
+        ),
         (StructuredOutput(StructureKind.GRAMMAR, "root ::= missing"), "missing"),
         (StructuredOutput(StructureKind.GRAMMAR, 'root ::= "open'), "end of input"),
     ],
@@ -250,6 +255,14 @@ def test_only_the_last_ones_are_kept(tokenizer, eos_token_ids, monkeypatch):
     compiler.prepare(third)
     assert compiler.prepare(first) is kept[0]
     assert compiler.prepare(second) is not kept[1]
+
+
+def test_an_answer_that_was_taken_on_is_not_refused_for_those_that_wait(tokenizer, eos_token_ids, monkeypatch):
+    monkeypatch.setattr(compiler_module, "MAX_PENDING", 0)
+    compiler = StructureCompiler(lambda: tokenizer, eos_token_ids)
+    with pytest.raises(Overloaded):
+        compiler.prepare(schema({}))
+    assert compiler.compile(schema({})).deep_copy().compute_bitmask()
 
 
 def test_a_model_without_an_end_token_is_refused(tokenizer):

@@ -15,7 +15,7 @@ from shared.engine.runner.device_link import DeviceLink
 from shared.engine.runner.guessed_rows import NO_GUESS
 from shared.engine.runner.logprobs import TopLogprobs, likeliest
 from shared.engine.runner.sampler import PendingStep, Sampler
-from shared.engine.sampling_params import SamplingParams
+from shared.engine.sampling_params import LEAST_REPETITION, SamplingParams
 from shared.kernels.backends.registry import AUTO, choose_kernels
 from shared.kernels.torch_backend import TorchKernels
 
@@ -118,6 +118,11 @@ def test_penalties(params, prompt, output, expected):
 def test_repetition_penalty_pushes_negative_logits_further_down():
     row = torch.tensor([[-1.0, -1.2]])
     assert sample(row, [spec(temperature=0, prompt=(0,), repetition_penalty=1.5)])[0].token_id == 1
+
+
+def test_the_least_repetition_penalty_leaves_logits_within_fp32():
+    asked = spec(prompt=(0, 2), temperature=0, repetition_penalty=LEAST_REPETITION)
+    assert sample(torch.tensor([[1e6, 1e3, -1e6]]), [asked]) == (SampledToken(0),)
 
 
 def test_logprobs_are_of_the_unmodified_logits_and_the_input_is_left_alone():

@@ -88,6 +88,28 @@ def test_a_step_in_flight_ends_before_anything_gives_way() -> None:
     assert [item.sequence_id for item in s.schedule().sequences] == ["interactive"]
 
 
+def test_copies_of_one_that_comes_back_are_made_though_another_one_waits_for_the_step_in_flight() -> None:
+    s = scheduler(num_blocks=20, max_num_seqs=8, num_host_blocks=8)
+    s.reserve(ranked("arriving", 0, 31, 30))
+    moved = ranked("aa", 0, 7, 30)
+    s.add(ranked("b", 0, 7, 30))
+    s.add(moved)
+    while not s.counters.num_swapped_out:
+        step(s)
+    s.pool.clear_cache()
+    before = s.schedule()
+    batch = ranked("batch", -100, 3)
+    s.reserve(batch)
+    s.join("batch", 9, {}, None)
+    s.abort("arriving")
+    s.add(ranked("interactive", 0, 40, 4))  # waits until `batch` gives way, which the step in flight does not allow
+    plan = s.schedule()
+    assert moved.status is batch.status is Status.RUNNING
+    assert [copy.block_id for copy in plan.copies] == moved.block_ids[:6]
+    s.check_integrity()
+    s.apply(before, StepResult((SampledToken(9),)))
+
+
 def served(s: Scheduler, made: EngineSequence) -> int:
     """Runs a scheduler to the end of a sequence; the tokens of it that were cached."""
     s.add(made)

@@ -103,11 +103,9 @@ class CpuOps:
 
     def add_lora(self, out: Tensor, x: Tensor, loras: Sequence[Lora | None], rows: LoraRows) -> None:
         """See `LoraOps`."""
-        loras_reference.check_add_lora(out, x, loras, rows)
-        packed = [lora for lora in loras if lora is None or isinstance(lora, CpuLora)]
-        if len(packed) < len(loras):  # then the sizes of none fit
-            return loras_reference.add_lora(out, x, loras, rows)
-        return add_lora(self.library, out, x, packed, rows)
+        # Of a fused projection the parts of one adapter may fit vectors, and those of another not.
+        loras_reference.add_lora(out, x, [None if isinstance(lora, CpuLora) else lora for lora in loras], rows)
+        add_lora(self.library, out, x, [lora if isinstance(lora, CpuLora) else None for lora in loras], rows)
 
     def stack_layers(
         self, layers: Sequence[LayerWeights], last_norm: Tensor, sizes: LayerSizes, group: Collectives | None = None

@@ -62,5 +62,6 @@ def compute_in_this_thread() -> None:
     """The calling thread's torch ops take no further threads from now on, however much they compute."""
     functions = _functions()
     if functions is not None:
+        torch.get_num_threads()  # the first call in a thread sets OpenMP's number to the process's
         functions.omp_set_num_threads(1)
         _set_mkl_threads()(1)

@@ -110,6 +110,19 @@ def test_the_gated_delta_rule_equals_the_reference(cpu, dtype, sizes):
 
 
 @needs_library
+@pytest.mark.parametrize("by_channel", [False, True])
+@pytest.mark.parametrize("plan", [ONES, CHUNKS])
+def test_the_gated_delta_rule_hides_no_nan(cpu, plan, by_channel):
+    for place in ("query", "value", "gate", "rate", "decay"):
+        case = DeltaCase(plan, heads=(2, 2), dims=(16, 32), words=500, by_channel=by_channel)
+        layer = case.layer
+        behind = layer.mixed_size + layer.value_size
+        columns = {"query": 0, "value": 2 * layer.key_size, "gate": layer.mixed_size, "rate": behind}
+        case.projected[1, columns.get(place, behind + layer.num_value_heads)] = float("nan")
+        check_delta(cpu, case)
+
+
+@needs_library
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     "sizes",

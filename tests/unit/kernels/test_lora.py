@@ -35,6 +35,21 @@ def test_sizes_of_no_whole_vectors_are_left_to_torch() -> None:
 
 
 @needs_library
+def test_adapters_to_parts_of_whole_vectors_and_of_others_share_a_step() -> None:
+    """As to queries, and to keys too, of a projection whose keys are few."""
+    x, rows = torch.randn(4, 64), lora_checks.LoraRows.of([0, 1, -1, 0], 2)
+    parts = [
+        lora_checks.parts_of(seed, ranks, 64, torch.float32, "cpu", spans=((0, 32), (32, 8)))
+        for seed, ranks in enumerate([(4, 0), (4, 4)])
+    ]
+    found, expected = torch.zeros(4, 40), torch.zeros(4, 40)
+    for kernels, out in ((CpuKernels(), found), (TorchKernels(), expected)):
+        kernels.add_lora(out, x, [kernels.make_lora(each, 64, x) for each in parts], rows)
+    torch.testing.assert_close(found, expected)
+    assert found.any(dim=1).tolist() == [True, True, False, True]
+
+
+@needs_library
 def test_a_step_without_such_rows_changes_nothing() -> None:
     for kernels in (CpuKernels(), TorchKernels()):
         out = torch.ones(3, 128)

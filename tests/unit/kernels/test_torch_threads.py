@@ -10,7 +10,12 @@ import torch
 
 from shared.engine.runner.device_link import DeviceLink
 from shared.kernels.cpu import torch_threads
-from shared.kernels.cpu.torch_threads import FEWEST_ELEMENTS, MOST_ELEMENTS, in_this_thread
+from shared.kernels.cpu.torch_threads import (
+    FEWEST_ELEMENTS,
+    MOST_ELEMENTS,
+    compute_in_this_thread,
+    in_this_thread,
+)
 
 pytestmark = pytest.mark.skipif(torch_threads._functions() is None, reason="torch's threads here are not OpenMP's")
 
@@ -76,3 +81,14 @@ def test_a_thread_that_torch_has_not_computed_in_gets_the_process_s_number() -> 
     for first in (small_op_first, bound_first):
         with ThreadPoolExecutor(1) as fresh:
             assert fresh.submit(first).result(60) == 3
+
+
+def test_a_thread_that_computes_alone_does_so_from_its_first_op_on() -> None:
+    def alone() -> tuple[int, int]:
+        compute_in_this_thread()
+        torch.ones(1 << 20).mul(2)
+        return torch.get_num_threads(), openmp_threads()
+
+    with ThreadPoolExecutor(1) as fresh:
+        assert fresh.submit(alone).result(60) == (1, 1)
+    assert torch.get_num_threads() == 3

@@ -58,7 +58,7 @@ float rounded_to(const bf16*, float x) {
 }
 
 Floats sigmoid16(Floats x) {
-  const Floats e = exp16(smaller(larger(zeros() - x, all(-87.0f)), all(88.0f)));
+  const Floats e = exp16(smaller(all(88.0f), larger(all(-87.0f), zeros() - x)));  // NaN stays NaN
   return all(1.0f) / (all(1.0f) + e);
 }
 

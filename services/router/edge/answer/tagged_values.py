@@ -23,6 +23,8 @@ _ALL = frozenset(("string", "integer", "number", "boolean", "null", "array", "ob
 _TEXT = frozenset(("string",))
 _MAX_DEPTH = 16
 """References and alternatives within each other that are followed; what is deeper may be anything."""
+_MAX_LOOKS = 32
+"""Schemas that are looked at for the types of one argument; what is beyond may be anything. Others may share them."""
 _MAX_LITERAL_LEN = 65_536
 """Characters of a list or dict that is tried as Python's literal."""
 _DEFINITIONS = ("$defs", "definitions")
@@ -133,15 +135,17 @@ def _types_of_argument(schema: Schema, name: str) -> frozenset[str]:
 
 
 class _Types:
-    """What values may be, as far as their schemas say so. Each reference is followed once."""
+    """What one argument's values may be, as far as their schemas say so. Each reference is followed once."""
 
     def __init__(self, root: Schema) -> None:
         self._root = root
         self._by_reference: dict[str, frozenset[str]] = {}
+        self._num_looks = 0
 
     def of(self, schema: Any, depth: int = 0) -> frozenset[str]:
         """The types that a schema allows; all where it is none."""
-        if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
+        self._num_looks += 1
+        if not isinstance(schema, Mapping) or depth > _MAX_DEPTH or self._num_looks > _MAX_LOOKS:
             return _ALL
         reference = schema.get("$ref")
         if isinstance(reference, str):
@@ -155,11 +159,12 @@ class _Types:
         if "type" in schema:
             names = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
             found = frozenset(name for name in names if isinstance(name, str)) or _ALL
-        for keyword in ("anyOf", "oneOf"):
-            if isinstance(schema.get(keyword), list):
-                found &= frozenset[str]().union(*(self.of(one, depth + 1) for one in schema[keyword]))
-        for one in schema["allOf"] if isinstance(schema.get("allOf"), list) else ():
-            found &= self.of(one, depth + 1)
+        for keyword in ("anyOf", "oneOf", "allOf"):
+            parts = schema.get(keyword)
+            if not isinstance(parts, list) or len(parts) > _MAX_LOOKS - self._num_looks:
+                continue
+            each = [self.of(part, depth + 1) for part in parts]
+            found = found.intersection(*each) if keyword == "allOf" else found & frozenset[str]().union(*each)
         return found
 
 
@@ -233,6 +238,7 @@ class TaggedRules:
         self._prefix, self._schema, self._tags = prefix, _resolved(schema, schema), tags
         self._rules: list[str] = []
         self._num_chars = 0
+        self._open = set[str]()  # references that `_check_is_open` has followed
 
     @property
     def text(self) -> str:
@@ -264,13 +270,13 @@ class TaggedRules:
 
     def _value(self, schema: Any) -> str:
         """A value and its closing tag."""
-        tags = self._tags
+        tags, given = self._tags, schema
         if isinstance(schema, Mapping):
             schema = _resolved(schema, self._schema)
         if "string" in _Types(self._schema).of(schema):
             values = _listed(schema)
             if values is None:
-                self._check_is_open(schema, set())
+                self._check_is_open(given)
                 return self._text()
             written = " | ".join(json_text(value if isinstance(value, str) else json_text(value)) for value in values)
         else:
@@ -286,19 +292,19 @@ class TaggedRules:
         spelled = self._add("ANY", f"[suffix={json_text(tags.end)}]")
         return f"({spelled} | OPEN {tags.end_symbol})" if tags.end_symbol.startswith("<[") else spelled
 
-    def _check_is_open(self, schema: Any, seen: set[str]) -> None:
-        """Raises UnsupportedSchemaError for a keyword that forbids more than types. `seen`: references that were
-        followed."""
+    def _check_is_open(self, schema: Any) -> None:
+        """Raises UnsupportedSchemaError for a keyword that forbids more than types. Each reference is followed once for
+        all arguments."""
         if not isinstance(schema, Mapping):
             return
         for keyword, value in schema.items():
             if keyword == "$ref":
-                if isinstance(value, str) and value not in seen:
-                    seen.add(value)
-                    self._check_is_open(_target(value, self._schema), seen)
+                if isinstance(value, str) and value not in self._open:
+                    self._open.add(value)
+                    self._check_is_open(_target(value, self._schema))
             elif keyword in ("anyOf", "oneOf"):
                 for one in value:
-                    self._check_is_open(one, seen)
+                    self._check_is_open(one)
             elif keyword != "type" and keyword not in NOTES:
                 raise UnsupportedSchemaError(keyword)
 

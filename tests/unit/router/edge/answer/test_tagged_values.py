@@ -15,6 +15,7 @@ from llguidance import LLMatcher, LLTokenizer
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
+from services.router.edge.answer import tagged_values
 from services.router.edge.answer.call_rules import CallRules
 from services.router.edge.answer.events import CallArguments
 from services.router.edge.answer.families import CALL_FORMATS
@@ -268,3 +269,20 @@ def test_many_large_tools_are_refused_before_the_rules_of_all_are_made() -> None
         with pytest.raises(UnsupportedSchemaError, match="the rules of all tools take more than 262144 bytes"):
             make()
     assert 0 < len(seen) < 20
+
+
+def test_what_arguments_share_is_not_looked_through_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    follow, num_followed = tagged_values._target, 0
+
+    def counted(*given: Any) -> Any:
+        nonlocal num_followed
+        num_followed += 1
+        return follow(*given)
+
+    monkeypatch.setattr(tagged_values, "_target", counted)
+    many = {"anyOf": [{"$ref": f"#/$defs/{i}"} for i in range(200)]}
+    definitions = {"many": many, **{str(i): TEXT for i in range(200)}}
+    schema = closed({f"a{i}": {"$ref": "#/$defs/many"} for i in range(200)}, **{"$defs": definitions})
+    rules = CallRules(json.dumps, lambda _: "", json.dumps, {"f": schema}, many=False)
+    assert CALL_FORMATS["glm45"].grammar(rules)
+    assert num_followed < 1000  # each argument's own reference and each alternative once

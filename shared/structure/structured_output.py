@@ -83,7 +83,8 @@ class StructuredOutput:
         elif self.kind is not StructureKind.JSON_OBJECT and not self.text.strip():
             raise InvalidRequest(f"{name} must not be empty", field=name, limit="at least 1 character")
         if self.kind is StructureKind.ALLOWED_TOKENS and not _TOKEN_RANGES.fullmatch(self.text):
-            raise InvalidRequest(f"{name} must be token ids and ranges such as 5,7-9", field=name)
+            limit = "token ids and ranges such as 5,7-9"
+            raise InvalidRequest(f"{name} must be {limit}", field=name, limit=limit)
         if self.num_bytes > MAX_STRUCTURE_BYTES:
             raise InvalidRequest(
                 f"{name} must take at most {MAX_STRUCTURE_BYTES} bytes, got {self.num_bytes}",

@@ -130,7 +130,7 @@ def gguf_source(entry: TensorEntry, shape: tuple[int, ...]) -> GgufSource | Adde
         return AddedSource(entry)
     if entry.dtype not in BLOCKS and not (entry.paired_heads and len(shape) == 2):
         return None
-    check_entry(entry, shape, (entry.dtype,))
+    check_entry(entry, shape, (entry.dtype,) if len(shape) == 2 else DENSE)
     if entry.paired_heads and entry.shape[0] % (2 * entry.paired_heads):
         raise ModelLoadError(
             f"{entry.name} has {entry.shape[0]} rows, which {entry.paired_heads} heads do not share", tensor=entry.name

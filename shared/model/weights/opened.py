@@ -215,7 +215,7 @@ class Bits4Source:
 
     def _state(self, checkpoint: Checkpoint) -> dict[str, object]:
         try:
-            state = json.loads(bytes(checkpoint.whole(self.state).tolist()))
+            state = json.loads(bytes(checkpoint.whole(self.state).flatten().tolist()))
         except ValueError as error:
             raise ModelLoadError(f"{self.state} is no JSON: {error}", tensor=self.state) from error
         if not isinstance(state, dict):

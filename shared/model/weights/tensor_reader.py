@@ -101,7 +101,7 @@ class TensorReader:
 
         A piece is valid until the next one is asked for.
         """
-        dtype = getattr(torch, STORED[entry.dtype].torch_name)
+        dtype = _dtype(entry)
         width = math.prod(entry.shape[1:])
         row_bytes = width * dtype.itemsize
         step = max(1, PIECE_BYTES // max(1, row_bytes))
@@ -113,10 +113,10 @@ class TensorReader:
 
     def whole(self, entry: TensorEntry) -> Tensor:
         """A tensor in memory of its own."""
-        found = torch.empty(entry.num_bytes, dtype=torch.uint8)
+        dtype, found = _dtype(entry), torch.empty(entry.num_bytes, dtype=torch.uint8)
         if entry.num_bytes:
             self.read_into(memoryview(found.numpy().data), entry.begin)
-        return found.view(getattr(torch, STORED[entry.dtype].torch_name)).view(entry.shape)
+        return found.view(dtype).view(entry.shape)
 
     def _one_by_one(self, spans: list[tuple[int, int]]) -> Iterator[Tensor]:
         for offset, num_bytes in spans:
@@ -138,3 +138,13 @@ class TensorReader:
 
     def _unreadable(self, error: OSError) -> ModelLoadError:
         return ModelLoadError(f"{self._path} cannot be read: {error}", file=self._path.name)
+
+
+def _dtype(entry: TensorEntry) -> torch.dtype:
+    if entry.dtype not in STORED:
+        known = ", ".join(STORED)
+        raise ModelLoadError(
+            f"{entry.name} is stored as {entry.dtype}, which is not read; supported: {known}", tensor=entry.name
+        )
+    found: torch.dtype = getattr(torch, STORED[entry.dtype].torch_name)
+    return found

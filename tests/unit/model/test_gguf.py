@@ -421,6 +421,14 @@ def test_blocks_whose_scales_are_no_numbers_are_refused_by_tensor(tmp_path, sour
     assert caught.value.details["tensor"] == "model.layers.0.self_attn.v_proj.weight"
 
 
+def test_a_norm_in_blocks_is_refused_by_tensor(tmp_path, source):
+    path, more = tmp_path / "small.gguf", {"output_norm.weight": ("Q8_0", (32,), bytes(34))}
+    write_model(source, ("Q8_0",), path, tmp_path / "opened", more, **vocabulary())
+    with pytest.raises(ModelLoadError, match="stored as Q8_0") as caught:
+        Decoder.load(gguf_folder(path, tmp_path / "cache"), torch.float32, "cpu", kernels="torch")
+    assert caught.value.details["tensor"] == "model.norm.weight"
+
+
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0"])
 @pytest.mark.parametrize("quantization", [each for each in QUANTIZATIONS if each != AS_STORED])
 def test_codes_are_not_rounded_again(tmp_path, source, kind, quantization):

@@ -161,6 +161,13 @@ BAD: dict[str, tuple[str, Change, str, str]] = {
     "another type of 4 bits": (
         "nf4", lambda t, _: t.update({f"{MODULE}.{STATE}": state(quant_type="nf5")}), STATE, "expected one of nf4, fp4",
     ),
+    "another type of 4 bits, in a column": (
+        "nf4", lambda t, _: t.update({f"{MODULE}.{STATE}": state(quant_type="nf5")[:, None]}), STATE, "expected one of",
+    ),
+    "an index in a dtype that is not read": (
+        "gptq", lambda t, _: t.update({f"{MODULE}.g_idx": t[f"{MODULE}.g_idx"].to(torch.uint32)}), ".g_idx",
+        "stored as U32, which is not read",
+    ),
     "no scales of scales": (
         "nf4", lambda t, _: t.pop(f"{MODULE}.weight.nested_absmax"), ".absmax", "is stored as U8",
     ),

@@ -73,6 +73,8 @@ def test_every_structure_comes_back(structure):
         (types_pb2.StructuredOutput(json_schema=""), "json_schema"),
         (types_pb2.StructuredOutput(regex=" "), "regex"),
         (types_pb2.StructuredOutput(grammar="x" * (MAX_STRUCTURE_BYTES + 1)), "grammar"),
+        (types_pb2.StructuredOutput(allowed_tokens="5-"), "allowed_tokens"),
+        (types_pb2.StructuredOutput(allowed_tokens="9" * 5000), "allowed_tokens"),
         (types_pb2.StructuredOutput(choice={}), "choice"),
         (types_pb2.StructuredOutput(choice={"values": ["a", ""]}), "choice"),
         (types_pb2.StructuredOutput(choice={"values": ["a"] * (MAX_CHOICES + 1)}), "choice"),

@@ -176,7 +176,7 @@ class DecodeRole:
             reserved.reserve_ms = reserve_ms
             item.session.send(reserved=reserved)
 
-        item.reservation = Reservation(
+        item.reservation = reservation = Reservation(
             item.request_id,
             reserved.num_cached_tokens,
             HandoffReceiver(
@@ -191,9 +191,11 @@ class DecodeRole:
             HANDOFF_TIMEOUT_S,
         )
         item.reserved_at = time.perf_counter()
-        item.receiving = asyncio.create_task(self._receive(reserved.sequence_id, item, item.reservation, buffers))
+        item.receiving = asyncio.create_task(self._receive(reserved.sequence_id, item, reservation, buffers))
         # Not the task's own last lines: a task that is cancelled before its first step never runs one.
-        item.receiving.add_done_callback(lambda task: self._on_received(task, reserved.sequence_id, item, buffers))
+        item.receiving.add_done_callback(
+            lambda task: self._on_received(task, reserved.sequence_id, item, reservation, buffers)
+        )
         self._look_later()
 
     def _look_later(self) -> None:
@@ -241,12 +243,12 @@ class DecodeRole:
         task: asyncio.Task[tuple[Arrival | None, bool]],
         sequence_id: str,
         item: DecodeRequest,
+        reservation: Reservation,
         buffers: list[tuple[int, BlockMemory]],
     ) -> None:
         """Ends the receiving of one sequence: it joins the batch, or its blocks are freed."""
-        assert item.reservation is not None
         arrived, is_lost = (None, False) if task.cancelled() else task.result()
-        reservation, item.reservation, item.receiving = item.reservation, None, None
+        item.receiving = item.reservation = None
         if arrived is not None and (arrived.finished or not reservation.cancelled):
             self._on_arrival(sequence_id, item, arrived, reservation.receiver, buffers)
         else:

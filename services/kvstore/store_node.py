@@ -37,7 +37,8 @@ from shared.tasks import unbroken
 
 logger = logging.getLogger(__name__)
 TRANSFER_TIMEOUT_S = 10.0
-"""A transfer without progress for this long is abandoned. Seconds."""
+"""What a worker offered must be here within this time, and what it fetches be taken this long after the last block was
+read; else the transfer is abandoned. Seconds."""
 LOOK_S = 5.0
 """Between two looks at what neighbours hold in a shared disk folder. Seconds."""
 FETCH_BATCH = 8

@@ -36,7 +36,8 @@ class BlockTier(Protocol):
     """Blocks by their hash, within a budget; the least recently used is evicted first.
 
     Not thread-safe: one thread owns it, and calls may block on the disk. A system error, such as a full or a read-only
-    disk, raises StoreUnavailable and leaves the tier as it was; it is never a miss.
+    disk, raises StoreUnavailable and is never a miss. The tier is then as it was, but for blocks that were evicted for
+    one that could not be written.
     """
 
     tier: Tier

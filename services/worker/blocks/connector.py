@@ -46,7 +46,7 @@ BATCH = 64
 MAX_WAITING = 256
 """Sequences whose blocks wait to be offered; more, and the oldest are dropped."""
 SEND_TIMEOUT_S = 10.0
-"""A receiver that takes nothing for this long is given up."""
+"""A receiver that has not taken everything this long after the last block began to leave is given up. Seconds."""
 
 
 class BlockServer:

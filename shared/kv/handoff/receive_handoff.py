@@ -238,8 +238,9 @@ class HandoffReceiver:
             await asyncio.wait((taking, replaced), return_when=asyncio.FIRST_COMPLETED)
             return taking.result() if taking.done() else None
         finally:
-            await end_task(replaced)
-            await end_task(taking)
+            replaced.cancel()
+            # Also where it is cancelled once more: else `taking` would begin to check what arrives from now on.
+            await unbroken(end_task(taking))
 
     async def _take(self, incoming: Incoming) -> types_pb2.HandoffTrailer | None:
         """Notes and their blocks, until the trailer and its blocks are here; None where a receive fails.

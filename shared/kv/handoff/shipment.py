@@ -112,7 +112,7 @@ class Shipment:
         wire: Wire | None = None,
     ) -> None:
         """`memory(block_ids)` gives the bytes of each, `release(blocks)` gives the sender's references back. A receiver
-        that takes nothing for `timeout_s` after the last chunk is given up. `seal` protects blocks, notes and the
+        that has not taken all `timeout_s` after the last chunk is given up. `seal` protects blocks, notes and the
         trailer. `convert`, for any thread, makes of blocks what is sent in their place, sealed and checked. `wire`: of
         a receiver that takes packed blocks, for blocks that notes name."""
         self._wire = wire

@@ -18,7 +18,7 @@ from shared.kv.handoff.receive_handoff import (
     end_receives,
     receive_trailer,
 )
-from shared.kv.handoff.shipment import Shipment, encode_trailer, trailer_bytes
+from shared.kv.handoff.shipment import Shipment, encode_note, encode_trailer, trailer_bytes
 from shared.kv.pool import OutgoingBlock
 from shared.kv.seal import Purpose
 from shared.kv.transfer import TRAILER_INDEX
@@ -363,6 +363,42 @@ async def test_a_receive_that_is_cancelled_ends_its_receives() -> None:
         async with asyncio.timeout(DEADLINE_S):
             await pair.sender.send(pair.receiver.address, pair.ticket, 0, memoryview(pair.pool[9]))
         assert pair.arrived[0] == bytes(BLOCK_BYTES)
+
+
+async def test_a_receive_that_is_cancelled_twice_leaves_no_check_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a block that arrives while its receives are ended: it may be opened in place, where memory is free by then."""
+    async with Pair() as pair:
+        checking, go_on = asyncio.Event(), asyncio.Event()
+
+        async def sound(blocks: Sequence[object], _seal: object) -> list[bool]:
+            checking.set()
+            await go_on.wait()
+            return [True] * len(blocks)
+
+        end = pair.receiver.cancel
+
+        async def cancel(ticket: int) -> None:
+            await pair.sender.send(pair.receiver.address, ticket, 0, memoryview(pair.pool[9]))
+            for _ in range(10):  # turns of the event loop
+                await asyncio.sleep(0)
+            await end(ticket)
+
+        monkeypatch.setattr(pair.check, "sound", sound)
+        monkeypatch.setattr(pair.receiver, "cancel", cancel)
+        receiving = pair.received(0)
+        note = types_pb2.HandoffTrailer(more=True, block_indexes=[0], checksums=[1])
+        await pair.sender.send(
+            pair.receiver.address, pair.ticket, TRAILER_INDEX, memoryview(bytearray(encode_note(note)))
+        )
+        for _ in range(3):
+            await asyncio.sleep(0)
+        receiving.cancel()
+        await asyncio.sleep(0)
+        receiving.cancel()
+        await asyncio.wait((receiving,))
+        assert receiving.cancelled()
+        assert not checking.is_set()
+        go_on.set()
 
 
 async def test_a_cancel_while_receives_end_waits_for_them_and_says_what_became_of_the_memory() -> None:

@@ -100,7 +100,8 @@ class WorkerSessions:
 
     async def _session(self) -> None:
         # Commands are serialized where they are made, and events read where they are taken.
-        opened: Any = self._connection.channel().stream_stream(SESSION_METHOD)
+        channel = self._connection.channel()
+        opened: Any = channel.stream_stream(SESSION_METHOD)
         begin: Callable[[], SessionCall] = partial(opened, metadata=self._metadata)
         call = begin()
         try:
@@ -113,6 +114,14 @@ class WorkerSessions:
             if welcome.sampler_version != SAMPLER_VERSION:
                 raise other_sampler(f"worker {self._name}", welcome.sampler_version, "this router")
             await self._welcomed(welcome).run(call)
+        except grpc.aio.AioRpcError as error:
+            # Where a command was on its way as the connection broke, gRPC may say that the call failed internally.
+            is_up = channel.get_state() is grpc.ChannelConnectivity.READY
+            if is_up or error.code() is not grpc.StatusCode.INTERNAL:
+                raise
+            raise grpc.aio.AioRpcError(
+                grpc.StatusCode.UNAVAILABLE, error.initial_metadata(), error.trailing_metadata(), "the connection broke"
+            ) from error
         finally:
             call.cancel()
 
@@ -155,10 +164,10 @@ async def outcome_of(session: Coroutine[Any, Any, None], worker_name: str) -> tu
     task = asyncio.create_task(session)
     try:
         await asyncio.wait({task})
-    finally:
-        if not task.done():
-            task.cancel()
-            await asyncio.wait({task})
+    except asyncio.CancelledError:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)  # asyncio logs an error that nobody looks at
+        raise
     if task.cancelled():
         return "the worker cancelled the session", False
     error = task.exception()

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 
+import grpc.aio
 import pytest
 
 from services.router.workers import link, sessions, worker_stream
 from services.router.workers.liveness import LivenessLimits
+from shared.errors import WorkerLost
 from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2
 from tests.integration.router import test_dispatch
 from tests.integration.router.router_under_test import STOP, prefill_worker, read, to_second_token, to_submit
@@ -112,6 +115,33 @@ async def test_a_connection_that_breaks_while_the_router_was_stopped_is_no_death
         await running.aclose()
 
 
+@pytest.mark.parametrize("dies", [True, False])
+async def test_a_death_while_a_command_is_on_its_way_is_one(monkeypatch, dies):
+    """gRPC says "Internal error from Core" then, as it does where the stream alone ends."""
+    cut = asyncio.Event()
+
+    async def run(self, call, run=worker_stream.WorkerStream.run):
+        ends = {asyncio.create_task(run(self, call)), asyncio.create_task(cut.wait())}
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        for end in ends:
+            end.cancel()
+        await asyncio.gather(*ends, return_exceptions=True)
+        none = grpc.aio.Metadata()
+        raise grpc.aio.AioRpcError(grpc.StatusCode.INTERNAL, none, none, "Internal error from Core")
+
+    monkeypatch.setattr(worker_stream.WorkerStream, "run", run)
+    prefill, decode = prefill_worker(), BeatingWorker()
+    async with Router([prefill], [decode], limits=LivenessLimits(DEADLINE_S, DEADLINE_S)) as router:
+        running, _ = await to_second_token(router, prefill, decode)
+        if dies:
+            await decode.stop()
+        else:
+            cut.set()
+        await router.until(lambda: running.num_failures == 1)
+        assert bool(running.deaths) == dies
+        await running.aclose()
+
+
 async def test_answers_that_were_at_a_death_go_to_workers_of_their_own():
     """One of them may be the cause: beside each other both would seem to be."""
     prefill, first, *others = prefill_worker(), *(BeatingWorker(f"d{number}") for number in range(3))
@@ -197,6 +227,21 @@ async def test_a_bad_welcome_does_not_end_the_link_for_good(monkeypatch):
         await router.until(lambda: router.fleet.decodes["d0"].connected)
         assert len(decode.hellos) >= 2
         assert seen
+
+
+async def test_a_session_that_fails_as_its_link_ends_leaves_no_error_behind():
+    async def session() -> None:
+        await asyncio.sleep(0)
+        running[0].cancel()
+        raise WorkerLost("gone")
+
+    left: list[dict] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: left.append(context))
+    running = [asyncio.create_task(sessions.outcome_of(session(), "d0"))]
+    await asyncio.wait(running)
+    assert running.pop().cancelled()
+    gc.collect()  # asyncio speaks of an error that nobody looked at as its task goes
+    assert left == []
 
 
 async def test_a_worker_that_reads_no_commands_loses_its_session(monkeypatch):

@@ -133,9 +133,9 @@ def combine_tiles(
     NUM_EXPERTS: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Grid (tiles of `hidden`, num_tokens): what a token's experts gave times their weights, in the order of choice."""
-    token = tl.program_id(1).to(tl.int64)
-    columns = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    """Grid (num_tokens, tiles of `hidden`): what a token's experts gave times their weights, in the order of choice."""
+    token = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * TILE + tl.arange(0, TILE)
     real = columns < hidden
     total = tl.zeros([TILE], tl.float32)
     for place in range(TOP_K):

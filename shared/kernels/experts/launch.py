@@ -232,7 +232,7 @@ def _combine(found: Tensor, rows: Tensor | None, local_ids: Tensor, weights: Ten
     num_tokens, top_k = local_ids.shape
     hidden = found.shape[1]
     output = found.new_empty((num_tokens, hidden))
-    combine_tiles[(-(-hidden // COMBINED), num_tokens)](
+    combine_tiles[(num_tokens, -(-hidden // COMBINED))](
         found,
         rows,
         local_ids,

@@ -46,6 +46,8 @@ from .comparing import triton_kernels
 
 META = torch.device("meta")
 BLOCK_SIZE = 16
+MOST_PROGRAMS = 65_535
+"""Of a grid's second and third dimension, on CUDA devices."""
 COMMON = {
     "rms_norm_eps": 1e-6,
     "max_position_embeddings": 4096,
@@ -333,8 +335,10 @@ class Steps:
         """Fails where host and device meet; what is launched meanwhile."""
         from triton.runtime.jit import JITFunction
 
-        def note(kernel: Any, *_args: Any, **_options: Any) -> None:
-            self.noted.launches[kernel.fn.__name__] += 1
+        def note(kernel: Any, *_args: Any, grid: Sequence[int], **_options: Any) -> None:
+            name = kernel.fn.__name__
+            assert all(size <= MOST_PROGRAMS for size in grid[1:]), f"{name} with a grid of {grid}"
+            self.noted.launches[name] += 1
 
         for name in ("sends", "fetches", "waits"):
             setattr(self.noted, name, 0)

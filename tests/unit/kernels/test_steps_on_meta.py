@@ -162,6 +162,20 @@ def test_a_prompt_meets_the_host_nowhere(compiled: Run, name: str) -> None:
     assert all(noted.fetches == 1 and noted.waits == 0 for noted in compiled(prompts, name))
 
 
+def longest_prompt(name: str) -> Noted:
+    """As many tokens as `max_num_batched_tokens` may be."""
+    most = 65_536
+    steps = Steps(on_meta.model(name, 2, max_position_embeddings=most), max_num_batched_tokens=most, max_seq_len=most)
+    return steps.run(plan(["greedy"], 0, chunk=most, num_groups=steps.runner.layout.groups.size))
+
+
+@pytest.mark.parametrize(
+    "name", [name if name == "qwen3-moe" else pytest.param(name, marks=pytest.mark.slow) for name in MODELS]
+)
+def test_a_device_takes_the_grids_of_the_longest_step(compiled: Run, name: str) -> None:
+    assert compiled(longest_prompt, name).num_launches
+
+
 def with_guesses(step: StepPlan, count: int) -> StepPlan:
     """The step with `count` guesses of each sequence, by tokens that STRUCTURE may not allow."""
     items = []

@@ -70,8 +70,10 @@ inline void put_whole(const bf16* row, int64_t dim, int16_t* whole, float* scale
   const bool is_usual = none == 0.0f && peak >= 0x1p-100f;
   *scale = none + (is_usual ? peak / kMost : 0.0f);
   const Floats factor = all(is_usual ? kMost / peak : 0.0f);
-  for (int64_t d = 0; d < dim; d += 16)
-    store_halves(whole + d, as_words(is_usual ? nearest(load16(row + d) * factor) + all(kMagic) : all(kMagic)));
+  for (int64_t d = 0; d < dim; d += 16) {
+    const Floats x = is_usual ? nearest(load16(row + d) * factor) + all(kMagic) : all(kMagic);
+    store_halves(whole + d, both(as_words(x), all_words(0xffff)));
+  }
 }
 
 // The tile's value scales [keys] over the largest become powers, fractions of 1 to 2 times `unit`, and the powers'

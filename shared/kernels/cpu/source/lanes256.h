@@ -177,7 +177,8 @@ inline __m256i upper_halves(__m256 x) {
   return _mm256_srli_epi32(_mm256_blendv_epi8(rounded, _mm256_set1_epi32(0x7fc00000), nan), 16);
 }
 inline Words upper_halves(Floats x) { return {upper_halves(x.low), upper_halves(x.high)}; }
-inline void store_halves(void* p, Words x) {  // packing runs of 128 bits leaves the middle quarters exchanged
+// Of words whose upper halves are 0: packing saturates. It leaves the middle quarters exchanged, being of 128 bits.
+inline void store_halves(void* p, Words x) {
   _mm256_storeu_si256((__m256i*)p, _mm256_permute4x64_epi64(_mm256_packus_epi32(x.low, x.high), 0xd8));
 }
 

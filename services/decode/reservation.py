@@ -42,7 +42,7 @@ class Reservation:
         answer: Callable[[worker_pb2.Reserved], None],
         timeout_s: float,
     ) -> None:
-        """`answer` sends to the router. A sender has `timeout_s` seconds from its ticket to its trailer."""
+        """`answer` sends to the router. A sender has `timeout_s` seconds for each message."""
         self.receiver = receiver
         self.cancelled = False
         """The router gave it up, but the sender's trailer is still to come."""

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from services.decode.reservation import Arrival, DecodeRequest, Reservation, joined
-from services.worker.role import HANDOFF_TIMEOUT_S, TakeCommand
+from services.worker.role import SENDER_TIMEOUT_S, TakeCommand
 from services.worker.session import Session
 from services.worker.worker import Worker
 from shared.engine.messages import (
@@ -34,6 +34,9 @@ from shared.telemetry.logs import failure_level
 
 logger = logging.getLogger(__name__)
 
+SIGN_EVERY_S = 30.0
+"""A router hears so often that a prompt which is computed here is not forgotten: it may take many minutes."""
+
 
 class DecodeRole:
     """Implements `Role`. A reserved sequence's blocks are freed only when no receive can write to them any more."""
@@ -44,6 +47,7 @@ class DecodeRole:
         self.requests: dict[str, DecodeRequest] = {}
         self._lost = LostMemory()
         self._looking: asyncio.TimerHandle | None = None  # while any hand-off is under way
+        self._signing: asyncio.TimerHandle | None = None  # while any prompt is computed here
         self._arrival_check = ArrivalCheck(worker.host.model.layout.block_bytes, worker.host.packing)
         self.commands: Mapping[str, TakeCommand] = {
             "reserve": self._reserve,
@@ -102,6 +106,7 @@ class DecodeRole:
         self.requests[sequence_id] = item
         self._worker.note_idle()
         if reserve.prefill_here:
+            self._sign_later()
             self._worker.compute(sequence, item, reserve, self)
         else:
             self._host.engine.submit(ReserveSequence(sequence))
@@ -188,7 +193,7 @@ class DecodeRole:
                 store if self._host.engine.blocks.waits_for_copies else None,
             ),
             answer,
-            HANDOFF_TIMEOUT_S,
+            SENDER_TIMEOUT_S,
         )
         item.reserved_at = time.perf_counter()
         item.receiving = asyncio.create_task(self._receive(reserved.sequence_id, item, reservation, buffers))
@@ -215,6 +220,17 @@ class DecodeRole:
                 item.receiving.cancel()
             elif num_arrived is not None and not item.reservation.cancelled:
                 item.session.send(arrivals=worker_pb2.Arrivals(request_id=item.request_id, num_arrived=num_arrived))
+
+    def _sign_later(self) -> None:
+        if self._signing is None:
+            self._signing = asyncio.get_running_loop().call_later(SIGN_EVERY_S, self._sign)
+
+    def _sign(self) -> None:
+        self._signing = None
+        for item in self.requests.values():
+            if item.prefill_here and not item.reported:
+                self._sign_later()
+                item.session.send(arrivals=worker_pb2.Arrivals(request_id=item.request_id))
 
     async def _receive(
         self, sequence_id: str, item: DecodeRequest, reservation: Reservation, buffers: list[tuple[int, BlockMemory]]

@@ -11,7 +11,11 @@ from shared.engine.messages import Event
 from shared.errors import TandemError
 
 HANDOFF_TIMEOUT_S = 60.0
-"""A hand-off that has not ended by then has failed; a safety net beneath the protocol. Seconds."""
+"""A receiver that has not taken all so long after the last chunk is given up; a safety net beneath the protocol.
+Seconds."""
+SENDER_TIMEOUT_S = 600.0
+"""So is a sender of which nothing comes for so long: its next chunk may wait in a queue, and take minutes on a slow
+machine. Seconds."""
 
 TakeCommand = Callable[[Session, Any], None]
 """Carries out one kind of command. Raises a TandemError for one that is refused and has changed nothing."""

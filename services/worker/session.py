@@ -121,7 +121,7 @@ class EngineProgress:
             num_steps=steps.num_steps,
             has_work=not steps.waiting,
             since_turn_s=self._since_turn_s,
-            longest_step_s=steps.longest_s,
+            longest_step_s=max(steps.longest_s, steps.expected_s),
         )
 
 

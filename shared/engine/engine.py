@@ -45,7 +45,7 @@ from shared.engine.messages import (
     SetTargets,
     StepOutput,
 )
-from shared.engine.plan import LaunchedStep, StepPlan
+from shared.engine.plan import LaunchedStep, StepPlan, step_work
 from shared.engine.runner.block_access import BlockAccess
 from shared.engine.scheduler.scheduler import Scheduler
 from shared.engine.step_counters import StepCounters
@@ -197,6 +197,10 @@ class Engine:
         plan = self._scheduler.schedule()
         if not plan.is_empty:
             self._blocked = False
+            if plan.num_prefill_tokens:
+                self.steps.begins(plan.num_tokens, self._scheduler.step_fit.predicted_s(step_work(plan)))
+            else:
+                self.steps.begins()
             self._launched.append(_Launched(plan, now, self._first_scheduled(), self._runner.launch(plan)))
             if len(self._launched) > self._num_ahead:
                 self._collect()

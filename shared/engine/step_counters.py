@@ -43,6 +43,17 @@ class StepCounters:
     """Longest of the recent steps, by which an engine is judged to hang: each later step lets it decay by 1 %. One step
     raises it by GROWTH at most: else a process that once stood still for 20 s could hang for long without being
     noticed."""
+    expected_s: float = 0.0
+    """What each of the steps under way may take, seconds: as long as a recent one, or longer where it has a larger
+    chunk of a prompt."""
+    _most_tokens: float = 1.0  # of recent steps, which decays as `longest_s`
+    _before_s: float = 0.0
+
+    def begins(self, num_tokens: int = 0, predicted_s: float = 0.0) -> None:
+        """A step is launched, behind one other at most. `num_tokens`: all of its tokens, where a chunk is among them;
+        `predicted_s`: its time then, 0 where nothing is known of such steps."""
+        likely_s = max(self.longest_s, predicted_s or self.longest_s * num_tokens / self._most_tokens)
+        self.expected_s, self._before_s = max(likely_s, self._before_s), likely_s
 
     def add(
         self,
@@ -66,5 +77,6 @@ class StepCounters:
         self.num_steps += 1
         self.busy_s += duration_s
         self.longest_s = max(min(duration_s, max(SHORT_S, GROWTH * self.longest_s)), 0.99 * self.longest_s)
+        self._most_tokens = max(num_computed_tokens, 0.99 * self._most_tokens)
         self.num_computed_tokens += num_computed_tokens
         self.num_output_tokens += num_output_tokens

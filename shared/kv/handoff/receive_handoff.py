@@ -140,6 +140,8 @@ class HandoffReceiver:
     _announced: dict[int, Announced] = field(default_factory=dict)
     _replaced: asyncio.Event = field(default_factory=asyncio.Event)
     _checking: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _limit: asyncio.Timeout | None = None
+    _timeout_s: float = 0.0
 
     @property
     def missing(self) -> list[int]:
@@ -188,17 +190,19 @@ class HandoffReceiver:
         self._replaced.set()
 
     async def receive(self, timeout_s: float) -> ReceivedHandoff | SenderLeft:
-        """Takes what the present sender sends, and ends with it.
+        """Takes what the present sender sends, and ends with it. It has `timeout_s` seconds for each note and for the
+        trailer: how long a prompt takes is not known here.
 
         However this ends, also by an exception or a cancel of the task, no receive of its ticket can write to the
         memory any more when it does, unless it raises MemoryLost. Raises TransferFailed.
         """
         assert self._incoming is not None, "open() comes first"
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(timeout_s) as limit:
+                self._limit, self._timeout_s = limit, timeout_s
                 trailer = await self._until_replaced(self._incoming)
         except TimeoutError as error:
-            raise TransferFailed(f"the hand-off did not end within {timeout_s:g} s", limit=timeout_s) from error
+            raise TransferFailed(f"nothing of the hand-off came for {timeout_s:g} s", limit=timeout_s) from error
         finally:
             try:
                 await unbroken(self._settled())
@@ -280,6 +284,8 @@ class HandoffReceiver:
                 return None
             trailer = decode_trailer(data, self._seal, self._num_messages)
             self._num_messages += 1
+            if self._limit is not None and not self._limit.expired():
+                self._limit.reschedule(asyncio.get_running_loop().time() + self._timeout_s)
             named.put_nowait(self._take_checksums(trailer))
             if not trailer.more:
                 self._has_trailer = True

@@ -485,3 +485,16 @@ async def test_an_abort_towards_a_receiver_that_stopped_ends_when_the_receiver_i
         lost = types_pb2.PeerLost(name="d0", transfer_address=receiver.transfer.address)
         await router.send(peer_lost=lost)
         await worker.idle()
+
+
+async def test_of_a_prompt_that_is_computed_here_its_router_hears_while_it_takes_long(monkeypatch):
+    """A router takes a request of which it hears nothing for long for lost."""
+    monkeypatch.setattr("services.decode.role.SIGN_EVERY_S", 0.02)
+    async with serving(DECODE) as worker, Router(worker) as router:
+        worker.runner.may_step.clear()
+        await router.reserve("slow#1", prefill_here=True)
+        for _ in range(3):
+            assert (await router.event("arrivals")).arrivals == worker_pb2.Arrivals(request_id="slow#1")
+        worker.runner.may_step.set()
+        assert len(await router.tokens("slow#1")) == SAMPLING["max_tokens"]
+        await until(lambda: worker.role._signing is None)

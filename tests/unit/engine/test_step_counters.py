@@ -29,6 +29,22 @@ def test_steps_that_are_long_again_and_again_count_in_full() -> None:
     assert counters(0.1, 3.0, 3.0).longest_s == 3.0
 
 
+def test_a_chunk_that_is_larger_than_recent_ones_may_take_longer() -> None:
+    """On a slow machine a long prompt comes behind minutes of short steps."""
+    steps = StepCounters()
+    for _ in range(400):
+        steps.add(2, 2, 0.2)
+    steps.begins(512)
+    assert steps.expected_s == pytest.approx(0.2 * 512 / 2), "nothing is known but that more at once is no slower"
+    steps.begins(512, predicted_s=17.0)
+    steps.begins()
+    assert steps.expected_s == 17.0, "that one is still under way"
+    steps.begins()
+    assert steps.expected_s == steps.longest_s == pytest.approx(0.2)
+    steps.begins(512, predicted_s=0.01)
+    assert steps.expected_s == steps.longest_s
+
+
 def test_a_standstill_counts_in_full_among_what_the_engine_was_busy_with() -> None:
     assert counters(0.1, 20.0).busy_s == pytest.approx(20.1)
 

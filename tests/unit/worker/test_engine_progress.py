@@ -41,3 +41,10 @@ def test_a_process_that_was_stopped_does_not_blame_its_engine(clock):
     progress.heartbeat()
     clock[0] += 20.0
     assert progress.heartbeat().since_turn_s == session.MAX_GAP_S
+
+
+def test_a_step_that_is_to_take_long_is_said_to_while_it_runs(clock):
+    steps = StepCounters()
+    steps.add(2, 2, 0.2)
+    steps.begins(512, predicted_s=17.0)
+    assert EngineProgress(steps).heartbeat().longest_step_s == pytest.approx(17.0)

@@ -24,6 +24,7 @@ from shared.kv.seal import Purpose
 from shared.kv.transfer import TRAILER_INDEX
 from shared.rpc.pb.tandem.v1 import types_pb2
 from tests.local_transfer import LocalPlane, LocalTransfer
+from tests.waiting import until
 
 TICKET = 5
 DEADLINE_S = 300.0
@@ -332,13 +333,30 @@ async def test_a_sender_that_left_and_is_not_replaced_is_an_error(num_sent: int,
 
 async def test_a_silent_sender_is_given_up_and_can_write_no_more() -> None:
     async with Pair() as pair:
-        with pytest.raises(TransferFailed, match=r"did not end within 0.01 s") as failed:
+        with pytest.raises(TransferFailed, match=r"nothing of the hand-off came for 0.01 s") as failed:
             await pair.received(0, timeout_s=NOW_S)
         assert not isinstance(failed.value, MemoryLost)
         assert failed.value.details["limit"] == NOW_S
         async with asyncio.timeout(DEADLINE_S):
             await pair.sender.send(pair.receiver.address, pair.ticket, 0, memoryview(pair.pool[9]))
         assert pair.arrived[0] == bytes(BLOCK_BYTES)
+
+
+async def test_each_note_gives_the_next_message_its_time() -> None:
+    """A long prompt's chunks come one after the other, however long all of them take."""
+    async with Pair() as pair:
+        receiving = pair.received(0, 1)
+        async with pair.shipment(2) as shipment:
+            await until(lambda: pair.inbox._limit is not None)
+            limit = pair.inbox._limit
+            assert limit is not None
+            ends_s = limit.when()
+            assert ends_s is not None
+            shipment.add_noted([pair.block(0, 3)])
+            await until(lambda: (limit.when() or 0.0) > ends_s)
+            shipment.add(pair.block(1, 4))
+            await shipment.finish(99, NUM_TOKENS, finished=False)
+        assert await receiving == ReceivedHandoff(99, finished=False)
 
 
 async def test_the_time_counts_for_the_blocks_too() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from shared.engine.group.plans import VERSION, PlanDecoder, PlanEncoder
 from shared.engine.plan import BlockCopy, PlannedSequence, SampleSpec, StepPlan
-from shared.engine.sampling_params import SamplingParams
+from shared.engine.sampling_params import LEAST_REPETITION, SamplingParams
 from shared.errors import ModelMismatch, TransferFailed
 from shared.structure.structured_output import ReasoningPart, StructuredOutput, StructureKind
 
@@ -41,7 +41,7 @@ params = st.builds(
     top_p=st.floats(0, 1, exclude_min=True),
     top_k=ints,
     min_p=st.floats(0, 1),
-    repetition_penalty=st.floats(0, 2, exclude_min=True),
+    repetition_penalty=st.floats(LEAST_REPETITION, 2),
     presence_penalty=st.floats(-2, 2),
     frequency_penalty=st.floats(-2, 2),
     seed=st.none() | st.integers(0, 2**64 - 1),

@@ -105,12 +105,10 @@ class Compared(NamedTuple):
 BY_TIME = System(COLLOCATED, paced=True)
 
 
-def compare(search: Search, starts: Sequence[System], *, is_searched: bool = True) -> Compared:
-    """The best static system for this load, one pool with chunks by time, and auto. Without a search the best of
-    `starts`."""
+def compare(search: Search, best: System) -> Compared:
+    """The best static system for this load, one pool with chunks by time, and auto."""
     auto, by_time = search.run(System(AUTO)), search.run(BY_TIME)
-    best = search.best(starts) if is_searched else search.best_of(starts)
-    return Compared(search.runs[best], by_time, auto, [search.runs[s] for s in search.fixed], search.num_left_out)
+    return Compared(search.run(best), by_time, auto, [search.runs[s] for s in search.fixed], search.num_left_out)
 
 
 @lru_cache

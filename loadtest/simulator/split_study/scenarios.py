@@ -44,7 +44,8 @@ def turnover(pool: Pool, targets: Targets, loads: Loads, phase_s: float) -> Turn
         parts.append([replace(request, at_s=request.at_s + number * phase_s) for request in alone])
         starts = starts or found
     requests = [request for part in parts for request in part]
-    compared = compare(Search(pool, targets, requests), starts)
+    search = Search(pool, targets, requests)
+    compared = compare(search, search.best(starts))
     played = play(requests, 1.0, AUTO, pool.setup(System(AUTO), targets))
     settled = [
         settled_after(played, targets, number * phase_s, phase_s, SETTLED * best)
@@ -72,4 +73,5 @@ def settled_after(played: Sequence[SimRequest], targets: Targets, from_s: float,
 def two_speeds(pool: Pool, targets: Targets, loads: Loads, workload: str, load: float) -> Compared:
     """At a load of the best static assignment's capacity."""
     rate, starts = capacity(pool, targets, lambda rate: loads.requests(workload, rate))
-    return compare(Search(pool, targets, loads.requests(workload, load * rate)), starts)
+    search = Search(pool, targets, loads.requests(workload, load * rate))
+    return compare(search, search.best(starts))

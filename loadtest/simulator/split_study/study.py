@@ -154,11 +154,11 @@ def run_cell(
     """See `compare`. Raises ConfigError where `searched_seed` has no run of the cell."""
     search = searched(pool, loads, runs, (cell.workload, cell.targets), cell.load * rate)
     if searched_seed is None:
-        return compare(search, starts)
+        return compare(search, search.best(starts))
     best = search.best_known(searched_seed)
     if best is None:
         raise _unknown(searched_seed, cell.name)
-    return compare(search, [best], is_searched=False)
+    return compare(search, best)
 
 
 def _unknown(seed: int, name: str) -> ConfigError:

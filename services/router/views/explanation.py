@@ -40,7 +40,7 @@ class Explained:
 
 def explanation(record: RequestRecord | None, request_id: str, tenant: str = "") -> inference_pb2.Explanation:
     """Every attempt's candidates and scores; raises NotFound (`request_id`) where there is no record, or another
-    tenant's. `tenant`: who asks; empty: whoever may see all."""
+    tenant's. `tenant`: the one that asks; empty: a caller that may see the requests of all."""
     if record is None or tenant not in ("", record.ask.tenant):
         raise NotFound(
             f"no placement of request {request_id!r} is remembered by this router", field="request_id", value=request_id

@@ -166,7 +166,7 @@ async def outcome_of(session: Coroutine[Any, Any, None], worker_name: str) -> tu
         await asyncio.wait({task})
     except asyncio.CancelledError:
         task.cancel()
-        await asyncio.gather(task, return_exceptions=True)  # asyncio logs an error that nobody looks at
+        await asyncio.gather(task, return_exceptions=True)  # takes its error, which asyncio would log
         raise
     if task.cancelled():
         return "the worker cancelled the session", False

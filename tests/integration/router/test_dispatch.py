@@ -63,13 +63,19 @@ async def test_steps_that_overtake_the_first_token_wait_for_it():
         assert await read(running) == [50, 51, 52]
 
 
+async def answered_by_its_first_token(router, prefill, decode):
+    """The Submit of such a request."""
+    running = router.submit()
+    submit = await to_submit(prefill, decode)
+    await prefill.first_token(submit.request_id, 2, finish=STOP)
+    assert await read(running) == [2]
+    return submit
+
+
 async def test_a_first_token_that_ends_the_request_cancels_nothing():
     prefill, decode = prefill_worker(), decode_worker()
     async with Router([prefill], [decode]) as router:
-        running = router.submit()
-        submit = await to_submit(prefill, decode)
-        await prefill.first_token(submit.request_id, 2, finish=STOP)
-        assert await read(running) == [2]
+        await answered_by_its_first_token(router, prefill, decode)
         running = router.submit("next")
         assert (await decode.expect(worker_pb2.Reserve)).request_id.startswith("next#")
         await running.aclose()
@@ -78,10 +84,7 @@ async def test_a_first_token_that_ends_the_request_cancels_nothing():
 async def test_a_hand_off_that_stands_still_behind_an_answers_only_token_is_given_up():
     prefill, decode = prefill_worker(), decode_worker()
     async with Router([prefill], [decode]) as router:
-        running = router.submit()
-        submit = await to_submit(prefill, decode)
-        await prefill.first_token(submit.request_id, 2, finish=STOP)
-        assert await read(running) == [2]
+        submit = await answered_by_its_first_token(router, prefill, decode)
         await decode.send(arrivals=worker_pb2.Arrivals(request_id=submit.request_id, num_arrived=1))
         cancel = await decode.expect(types_pb2.Cancel)
         assert (cancel.request_id, cancel.peer_active) == (submit.request_id, True), "a trailer may still come"

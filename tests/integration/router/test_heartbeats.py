@@ -240,7 +240,7 @@ async def test_a_session_that_fails_as_its_link_ends_leaves_no_error_behind():
     running = [asyncio.create_task(sessions.outcome_of(session(), "d0"))]
     await asyncio.wait(running)
     assert running.pop().cancelled()
-    gc.collect()  # asyncio speaks of an error that nobody looked at as its task goes
+    gc.collect()  # a task that goes with an error which was not taken is logged then
     assert left == []
 
 

@@ -165,7 +165,7 @@ async def test_an_error_of_the_cluster_is_the_clients_own(edge: Edge) -> None:
     assert caught.value.response.headers["retry-after"] == "2"
 
 
-async def test_a_client_that_leaves_ends_its_prompts(edge: Edge) -> None:
+async def test_a_client_that_leaves_ends_its_prompts(edge: Edge, monkeypatch: pytest.MonkeyPatch) -> None:
     begun, ended = asyncio.Event(), asyncio.Event()
 
     async def wait(_: PoolRequest) -> Pooled:
@@ -176,14 +176,14 @@ async def test_a_client_that_leaves_ends_its_prompts(edge: Edge) -> None:
             ended.set()
         raise AssertionError
 
-    edge.core.pool = wait  # type: ignore[method-assign]
+    monkeypatch.setattr(edge.core, "pool", wait)
     call = asyncio.create_task(edge.client.post("/v1/embeddings", json={"input": "a"}))
     await asyncio.wait_for(begun.wait(), DEADLINE_S)
     call.cancel()
     await asyncio.wait_for(ended.wait(), DEADLINE_S)
 
 
-async def test_a_router_that_stops_says_so(edge: Edge) -> None:
+async def test_a_router_that_stops_says_so(edge: Edge, monkeypatch: pytest.MonkeyPatch) -> None:
     begun = asyncio.Event()
 
     async def wait(_: PoolRequest) -> Pooled:
@@ -191,7 +191,7 @@ async def test_a_router_that_stops_says_so(edge: Edge) -> None:
         await asyncio.Event().wait()
         raise AssertionError
 
-    edge.core.pool = wait  # type: ignore[method-assign]
+    monkeypatch.setattr(edge.core, "pool", wait)
     call = asyncio.create_task(edge.client.post("/v1/embeddings", json={"input": "a"}))
     await asyncio.wait_for(begun.wait(), DEADLINE_S)
     await edge.stop()

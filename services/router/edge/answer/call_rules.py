@@ -22,16 +22,22 @@ class ArgumentRules(Protocol):
 
 
 class Rules(list[str]):
-    """Rules of several tools. Many large ones are refused before all are made: that takes seconds."""
+    """Texts of rules. Many large ones are refused before all are made: that takes seconds."""
 
-    _num_chars = 0
+    def __init__(self, what: str) -> None:
+        """`what` they are, plural, for the error."""
+        super().__init__()
+        self._what, self._num_chars = what, 0
 
     def append(self, rule: str) -> None:
         """Raises UnsupportedSchemaError where they are longer than a structure may be."""
         super().append(rule)
         self._num_chars += len(rule)
         if self._num_chars > MAX_STRUCTURE_BYTES:
-            raise UnsupportedSchemaError(f"the rules of all tools take more than {MAX_STRUCTURE_BYTES} bytes")
+            raise UnsupportedSchemaError(f"{self._what} take more than {MAX_STRUCTURE_BYTES} bytes")
+
+
+OF_ALL_TOOLS = "the rules of all tools"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +62,7 @@ class CallRules:
     def by_tool(self, rule: str, one: Callable[[str, str], str]) -> str:
         """A rule with an alternative for each tool: `one` of its name and its arguments, both as symbols. Raises
         UnsupportedSchemaError."""
-        alternatives, rules = [], Rules()
+        alternatives, rules = [], Rules(OF_ALL_TOOLS)
         for number, (name, schema) in enumerate(self.schemas.items()):
             alternatives.append(one(json_text(name), f"{rule}_{number}"))
             rules.append(f"{rule}_{number}: {self.arguments(schema)}\n")
@@ -65,7 +71,7 @@ class CallRules:
     def by_schema(self, made: Callable[[str, Mapping[str, Any]], ArgumentRules], one: Callable[[str, str], str]) -> str:
         """The rule `tool` with an alternative for each tool, whose arguments are no JSON. `made`: of a prefix for names
         of rules and a schema; `one`: of a tool's name and its arguments, as symbols. Raises UnsupportedSchemaError."""
-        alternatives, rules = [], Rules()
+        alternatives, rules = [], Rules(OF_ALL_TOOLS)
         for number, (name, schema) in enumerate(self.schemas.items()):
             arguments, symbol = made(f"tool_{number}", schema), json_text(name)
             try:

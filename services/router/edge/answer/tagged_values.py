@@ -12,10 +12,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from services.router.edge.answer.call_rules import CallRules, moved
+from services.router.edge.answer.call_rules import CallRules, Rules, moved
 from services.router.edge.answer.python_rules import FREE_NAME, NOTES, UnsupportedSchemaError, json_text
 from shared.structure.grammar_text import json_schema
-from shared.structure.structured_output import MAX_STRUCTURE_BYTES
 
 Schema = Mapping[str, Any]
 
@@ -236,8 +235,7 @@ class TaggedRules:
     def __init__(self, prefix: str, schema: Schema, tags: Tags) -> None:
         """`schema`: of the arguments, an object's."""
         self._prefix, self._schema, self._tags = prefix, _resolved(schema, schema), tags
-        self._rules: list[str] = []
-        self._num_chars = 0
+        self._rules = Rules("arguments whose rules")  # each argument may repeat all definitions
         self._open = set[str]()  # references that `_check_is_open` has followed
 
     @property
@@ -311,9 +309,6 @@ class TaggedRules:
     def _add(self, rule: str, attributes: str = "") -> str:
         name = f"{self._prefix}_{len(self._rules)}"
         self._rules.append(f"{name}{attributes}: {rule}\n")
-        self._num_chars += len(rule)
-        if self._num_chars > MAX_STRUCTURE_BYTES:  # each argument may repeat all definitions
-            raise UnsupportedSchemaError(f"arguments whose rules take more than {MAX_STRUCTURE_BYTES} bytes")
         return name
 
 

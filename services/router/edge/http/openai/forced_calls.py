@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from services.router.edge.answer.call_rules import CallRules, Rules, moved
+from services.router.edge.answer.call_rules import OF_ALL_TOOLS, CallRules, Rules, moved
 from services.router.edge.answer.families import CallFormat
 from services.router.edge.answer.python_rules import UnsupportedSchemaError, json_text
 from services.router.edge.answer.reasoning import Channels
@@ -148,7 +148,7 @@ def _any_call(tools: Sequence[Tool], arguments: str) -> tuple[dict[str, Any], di
     UnsupportedSchemaError."""
     calls: list[dict[str, Any]] = []
     definitions: dict[str, Any] = {}
-    written = Rules()
+    written = Rules(OF_ALL_TOOLS)
     for i, (tool, parameters) in enumerate(_parameters(tools)):
         written.append(json_text(parameters))
         place = f"#/$defs/{i}"
